@@ -1,0 +1,126 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+# A Python for the environment, and what to put into it: `gpu` is SGLang with all it
+# asks for (11 GB), `cpu` the part of it that runs without one (3 GB).
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,\
+	$(shell command -v $(p) 2>/dev/null)))
+VARIANT ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo gpu || echo cpu)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+LOG := $(VENV)/setup.log
+RUNTIME := requirements/cpu-runtime.txt requirements/lmcache.txt requirements/dev.txt
+LOCK := requirements/cpu-lock.txt
+comma := ,
+CHECKED := $(wildcard sglang_qsa kernels tests benchmarks setup.py)
+
+# SGLang starts ninja and LMCache by name.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+# pip, with a line per package on the screen and everything in $(LOG).
+define pip_install
+	echo "==> $(1)"
+	$(BIN)/python -m pip install --no-input --disable-pip-version-check \
+		--no-warn-conflicts --progress-bar off $(2) 2>&1 | tee -a $(LOG) \
+		| awk '/^ *(Collecting|Downloading|Building|Installing|Successfully)/ \
+			{ print "    " substr($$0, 1, 96); fflush() }' \
+		|| { tail -n 40 $(LOG); echo "pip failed; all of it is in $(LOG)"; exit 1; }
+endef
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' \
+		$(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMPS)/package-$(VARIANT) ## build or update .venv
+
+.PHONY: demo
+demo: setup ## prompt, kill -9, restart, restore: the story, on this machine
+	@$(BIN)/sglang-qsa demo $(DEMO_ARGS)
+
+.PHONY: test
+test: setup lint ## checks and tests, all that run without a GPU
+	@$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+.PHONY: lint lint-ruff lint-format lint-mypy lint-manifest lint-readme
+lint: lint-ruff lint-format lint-mypy lint-manifest lint-readme ## what pre-commit runs
+lint-ruff: setup
+	@echo "==> ruff check" && $(BIN)/ruff check --quiet .
+lint-format: setup
+	@echo "==> ruff format" && $(BIN)/ruff format --quiet --check .
+lint-mypy: setup
+	@echo "==> mypy --strict" && $(BIN)/mypy --no-error-summary $(CHECKED)
+lint-manifest: setup
+	@echo "==> patch manifest" && $(BIN)/python -m sglang_qsa.manifest
+lint-readme: setup
+	@echo "==> table in README.md" && \
+		$(BIN)/python -m sglang_qsa.readme_table --check README.md
+
+.PHONY: format
+format: setup ## rewrite the code in the house format
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+.PHONY: lock
+lock: setup ## write down the versions in .venv (after changing a requirement)
+	@$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check \
+		2>/dev/null \
+		| grep -viE '^(torch|torchvision|triton|sglang|nvidia-[a-z0-9-]*)==' \
+		| sed '1i # Known to work together. Written by `make lock`; do not edit.' \
+		> $(VENV)/lock.txt
+	@mv $(VENV)/lock.txt $(LOCK) && wc -l $(LOCK)
+
+.PHONY: clean
+clean: ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# Each stamp is newer than the files that it was made from.
+
+$(STAMPS)/venv-$(VARIANT):
+	@[[ -n "$(PYTHON)" ]] && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "found $(or $(PYTHON),no Python); 3.11 or newer is needed (make PYTHON=...)"; exit 2; }
+	@need=; py=python$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	command -v g++ >/dev/null || need+=" g++"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || need+=" $$py-venv"; \
+	inc=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+	[[ -f $$inc/Python.h ]] || need+=" $$py-dev"; \
+	if [[ -n $$need ]]; then \
+		if [[ $$(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then \
+			echo "missing:$$need (Debian's names); install them and run make again"; exit 2; \
+		fi; \
+		echo "==> Debian packages:$$need"; \
+		apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$need; \
+	fi
+	@echo "==> $(VENV) ($(VARIANT)), $$($(PYTHON) --version)"
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: requirements/cpu-torch.txt $(STAMPS)/venv-$(VARIANT)
+	@$(call pip_install,torch: 1 of 4,-r $<)
+	@touch $@
+
+$(STAMPS)/no-deps: requirements/cpu-no-deps.txt $(STAMPS)/torch
+	@$(call pip_install,SGLang without its GPU packages: 2 of 4,--no-deps -r $<)
+	@touch $@
+
+# The resolver may move Triton to what torch names; the second line moves it back.
+$(STAMPS)/runtime: $(RUNTIME) $(LOCK) $(STAMPS)/no-deps
+	@$(call pip_install,what runs on a CPU and the tools: 3 of 4,-c $(LOCK) $(RUNTIME:%=-r %))
+	@$(BIN)/python -m pip install -q --no-deps -r requirements/cpu-no-deps.txt \
+		>>$(LOG) 2>&1
+	@touch $@
+
+$(STAMPS)/package-cpu: pyproject.toml setup.py $(STAMPS)/runtime
+	@$(call pip_install,sglang-qsa: 4 of 4,--no-deps --no-build-isolation -e .)
+	@touch $@
+
+$(STAMPS)/package-gpu: pyproject.toml setup.py requirements/lmcache.txt requirements/dev.txt $(STAMPS)/venv-$(VARIANT)
+	@$(call pip_install,sglang-qsa with SGLang$(comma) LMCache and the tools,-e .[lmcache$(comma)dev])
+	@touch $@

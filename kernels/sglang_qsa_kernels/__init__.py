@@ -1,0 +1,1 @@
+"""GPU kernels for QSA prefix caching: one package per operator."""

@@ -1,0 +1,250 @@
+"""Live SGLang pools -> named plane tensors, checked against the layout.
+
+This is the only module that reads attributes of SGLang's pools. Everything else
+sees `Arena`: planes by name, as the layout declares them. The check does not trust
+the views it hands out: it recomputes the address of records from the declared
+bytes and compares it with where the pool's own storage puts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_qsa.errors import LayoutMismatch, refusal
+from sglang_qsa.layout import DType, Layout, Plane, Unit
+
+_KNOWN_SIBLINGS = frozenset({"ShortConvPool", "NGramPool"})
+_WAY_OUT = "serve with the pinned sglang version, or report this configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlane:
+    """One plane where it lives on the device.
+
+    `tensors` holds one tensor per layer, first axis = rows. A record (page or slot)
+    is `rows_per_record` consecutive rows; row 0 starts the padding record, which
+    no request owns.
+    """
+
+    plane: Plane
+    tensors: tuple[torch.Tensor, ...]
+    rows_per_record: int
+
+    @property
+    def records(self) -> int:
+        return self.tensors[0].shape[0] // self.rows_per_record
+
+    def record_rows(self) -> tuple[torch.Tensor, ...]:
+        """Per layer a `[records, layer_bytes]` uint8 view of the same storage."""
+        return tuple(
+            tensor.view(torch.uint8).reshape(self.records, self.plane.layer_bytes)
+            for tensor in self.tensors
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """All planes of one rank, by name, in layout order."""
+
+    layout: Layout
+    planes: Mapping[str, ArenaPlane]
+
+    @property
+    def pages(self) -> int:
+        """Page records, the padding page included."""
+        return self.planes["k"].records
+
+    @property
+    def slots(self) -> int:
+        """State slots, the padding slot included."""
+        return self.planes["ssm"].records
+
+    def of(self, unit: Unit) -> tuple[ArenaPlane, ...]:
+        """The planes of one record kind, in byte order."""
+        return tuple(p for p in self.planes.values() if p.plane.unit is unit)
+
+
+def open_arena(*, kv_pool: Any, req_to_token_pool: Any, layout: Layout) -> Arena:
+    """Name the planes of the live pools and prove that they are what `layout` says.
+
+    Args:
+        kv_pool: `QSATokenToKVPool` of the target model.
+        req_to_token_pool: `HybridReqToTokenPool` that owns the state slots.
+        layout: what every tier will store.
+
+    Raises:
+        LayoutMismatch: a plane is missing, extra, or of another size, dtype, layer
+            set or address than declared.
+    """
+    if type(kv_pool).__name__ != "QSATokenToKVPool":
+        raise _mismatch("KV pool", type(kv_pool).__name__, "QSATokenToKVPool")
+    _check_siblings(req_to_token_pool.mamba_pool, layout)
+    _check_layer_ids(kv_pool, req_to_token_pool, layout)
+    found = dict(_page_tensors(kv_pool, layout))
+    found |= dict(_checkpoint_tensors(req_to_token_pool))
+    _check_names(found, layout)
+    arena = Arena(
+        layout,
+        {
+            plane.name: ArenaPlane(
+                plane, found[plane.name], _rows_per_record(plane, layout)
+            )
+            for plane in layout.planes
+        },
+    )
+    for plane in arena.planes.values():
+        _check_plane(plane)
+    _check_record_counts(arena)
+    return arena
+
+
+def _page_tensors(
+    kv_pool: Any, layout: Layout
+) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
+    full = kv_pool.full_kv_pool
+    yield "k", _typed(full.k_buffer, layout.geometry.kv_dtype)
+    yield "v", _typed(full.v_buffer, layout.geometry.kv_dtype)
+    yield "index", tuple(kv_pool.qsa_compressed_k_buffer_pool)
+    for name in ("k_scale", "v_scale"):
+        scales = getattr(full, f"{name}_buffer", None)
+        if scales is not None:
+            yield name, tuple(scales)
+
+
+def _checkpoint_tensors(
+    pool: Any,
+) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
+    state = pool.mamba_pool.mamba_cache
+    yield "ssm", tuple(state.temporal)
+    if len(state.conv) != 1:
+        raise _mismatch("GDN conv state", f"{len(state.conv)} tensors", "1 tensor")
+    yield "conv", tuple(state.conv[0])
+    if pool.short_conv_pool.enabled:
+        yield "ple_conv", tuple(pool.short_conv_pool.conv_state)
+    if pool.ngram_pool.enabled:
+        yield "ple_ngram", (pool.ngram_pool.context,)
+
+
+def _typed(buffers: Any, dtype: DType) -> tuple[torch.Tensor, ...]:
+    """FP8 pools store `uint8` and view it; give the tensors their logical type."""
+    typed = []
+    for buffer in buffers:
+        if buffer.dtype is torch.uint8 and dtype.bits == 8:
+            buffer = buffer.view(getattr(torch, f"{dtype.label}fn", None) or _E5M2)
+        typed.append(buffer)
+    return tuple(typed)
+
+
+_E5M2 = torch.float8_e5m2
+
+
+def _rows_per_record(plane: Plane, layout: Layout) -> int:
+    if plane.unit is Unit.CHECKPOINT:
+        return 1
+    if "group" in plane.dims:
+        return layout.geometry.page_tokens // layout.geometry.compress_ratio
+    return layout.geometry.page_tokens
+
+
+def _check_siblings(mamba_pool: Any, layout: Layout) -> None:
+    """Slot states registered on the pool are exactly the ones the layout stores."""
+    found = {type(sibling).__name__ for sibling in mamba_pool._slot_siblings}
+    names = {plane.name for plane in layout.checkpoint.planes}
+    wanted = {
+        sibling
+        for sibling, plane in (("ShortConvPool", "ple_conv"), ("NGramPool", "ple_ngram"))
+        if plane in names
+    }
+    if found != wanted:
+        unknown = sorted(found - _KNOWN_SIBLINGS)
+        raise _mismatch(
+            "slot states of the GDN pool",
+            f"{sorted(found)}" + (f" ({unknown} unknown)" if unknown else ""),
+            f"{sorted(wanted)}",
+        )
+
+
+def _check_layer_ids(kv_pool: Any, req_pool: Any, layout: Layout) -> None:
+    geometry = layout.geometry
+    for what, found, wanted in (
+        ("QSA layers", kv_pool.full_attention_layer_id_mapping, geometry.kv_layers),
+        ("GDN layers", req_pool.mamba_pool.mamba_layer_ids, geometry.gdn_layers),
+        ("PLE layers", req_pool.short_conv_pool.layer_map, geometry.ple_layers),
+    ):
+        if tuple(found) != wanted:
+            raise _mismatch(what, f"{list(found)}", f"{list(wanted)}")
+
+
+def _check_names(found: Mapping[str, object], layout: Layout) -> None:
+    wanted = {plane.name for plane in layout.planes}
+    if set(found) != wanted:
+        raise _mismatch(
+            "planes of the live pools",
+            f"missing {sorted(wanted - set(found))}, extra {sorted(set(found) - wanted)}",
+            f"exactly {sorted(wanted)}",
+        )
+
+
+def _check_plane(arena_plane: ArenaPlane) -> None:
+    plane, rows = arena_plane.plane, arena_plane.rows_per_record
+    if len(arena_plane.tensors) != plane.layers:
+        raise _mismatch(
+            f"plane {plane.name}",
+            f"{len(arena_plane.tensors)} layers",
+            f"{plane.layers} layers",
+        )
+    for layer, tensor in enumerate(arena_plane.tensors):
+        where = f"plane {plane.name}, layer {layer}"
+        if _label(tensor.dtype) != plane.dtype.label:
+            raise _mismatch(where, _label(tensor.dtype), plane.dtype.label)
+        shape = (rows, *tensor.shape[1:]) if rows > 1 else tuple(tensor.shape[1:])
+        if shape != plane.shape[1:]:
+            raise _mismatch(where, f"record shape {shape}", f"{plane.shape[1:]}")
+        _check_addresses(where, tensor, rows, plane.layer_bytes)
+
+
+def _check_addresses(
+    where: str, tensor: torch.Tensor, rows: int, layer_bytes: int
+) -> None:
+    """Record r must start `r * layer_bytes` after record 0, inside the storage."""
+    if not tensor.is_contiguous() or tensor.shape[0] % rows:
+        raise _mismatch(
+            where,
+            f"{tensor.shape[0]} rows, stride {tensor.stride()}",
+            f"contiguous rows, a multiple of {rows}",
+        )
+    storage = tensor.untyped_storage()
+    base = storage.data_ptr() + tensor.storage_offset() * tensor.element_size()
+    records = tensor.shape[0] // rows
+    for record in {0, 1, records - 1}:
+        declared = base + record * layer_bytes
+        if tensor[record * rows].data_ptr() != declared:
+            raise _mismatch(
+                f"{where}, record {record}",
+                f"byte {tensor[record * rows].data_ptr() - base}",
+                f"byte {declared - base}",
+            )
+    end = base - storage.data_ptr() + records * layer_bytes
+    if end > storage.nbytes():
+        raise _mismatch(where, f"a storage of {storage.nbytes()} B", f"{end} B")
+
+
+def _check_record_counts(arena: Arena) -> None:
+    for unit in Unit:
+        counts = {p.plane.name: p.records for p in arena.of(unit)}
+        if len(set(counts.values())) != 1:
+            raise _mismatch(f"{unit.value} records", f"{counts}", "one count for all")
+
+
+def _label(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.").removesuffix("fn")
+
+
+def _mismatch(origin: str, found: str, wanted: str) -> LayoutMismatch:
+    return LayoutMismatch(
+        refusal(found=found, wanted=wanted, origin=origin, way_out=_WAY_OUT)
+    )
