@@ -17,7 +17,7 @@ LOG := $(VENV)/setup.log
 RUNTIME := requirements/cpu-runtime.txt requirements/lmcache.txt requirements/dev.txt
 LOCK := requirements/cpu-lock.txt
 comma := ,
-CHECKED := $(wildcard sglang_qsa kernels tests benchmarks setup.py)
+CHECKED := $(wildcard sglang_qsa kernels tests benchmarks)
 
 # SGLang starts ninja and LMCache by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -69,9 +69,9 @@ format: setup ## rewrite the code in the house format
 
 .PHONY: lock
 lock: setup ## write down the versions in .venv (after changing a requirement)
-	@$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check \
+	@$(BIN)/python -m pip freeze --all --exclude-editable --disable-pip-version-check \
 		2>/dev/null \
-		| grep -viE '^(torch|torchvision|triton|sglang|nvidia-[a-z0-9-]*)==' \
+		| grep -viE '^(pip|torch|torchvision|triton|sglang|nvidia-[a-z0-9-]*)==' \
 		| sed '1i # Known to work together. Written by `make lock`; do not edit.' \
 		> $(VENV)/lock.txt
 	@mv $(VENV)/lock.txt $(LOCK) && wc -l $(LOCK)
@@ -103,7 +103,7 @@ $(STAMPS)/venv-$(VARIANT):
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/torch: requirements/cpu-torch.txt $(STAMPS)/venv-$(VARIANT)
-	@$(call pip_install,torch: 1 of 4,-r $<)
+	@$(call pip_install,torch: 1 of 4,-c $(LOCK) -r $<)
 	@touch $@
 
 $(STAMPS)/no-deps: requirements/cpu-no-deps.txt $(STAMPS)/torch

@@ -17,6 +17,7 @@ import torch
 from sglang_qsa.errors import LayoutMismatch, refusal
 from sglang_qsa.layout import DType, Layout, Plane, Unit
 
+_FP8 = {DType.FP8_E4M3: torch.float8_e4m3fn, DType.FP8_E5M2: torch.float8_e5m2}
 _KNOWN_SIBLINGS = frozenset({"ShortConvPool", "NGramPool"})
 _WAY_OUT = "serve with the pinned sglang version, or report this configuration"
 
@@ -131,15 +132,11 @@ def _checkpoint_tensors(
 
 def _typed(buffers: Any, dtype: DType) -> tuple[torch.Tensor, ...]:
     """FP8 pools store `uint8` and view it; give the tensors their logical type."""
-    typed = []
-    for buffer in buffers:
-        if buffer.dtype is torch.uint8 and dtype.bits == 8:
-            buffer = buffer.view(getattr(torch, f"{dtype.label}fn", None) or _E5M2)
-        typed.append(buffer)
-    return tuple(typed)
-
-
-_E5M2 = torch.float8_e5m2
+    logical = _FP8.get(dtype)
+    return tuple(
+        buffer.view(logical) if logical and buffer.dtype is torch.uint8 else buffer
+        for buffer in buffers
+    )
 
 
 def _rows_per_record(plane: Plane, layout: Layout) -> int:

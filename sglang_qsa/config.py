@@ -38,6 +38,10 @@ class QsaConfig:
     recovery_backoff_s: float = 5.0
     """Pause after an external tier failed its canary before it is tried again."""
 
+    lmcache_http_url: str = ""
+    """Base URL of the LMCache daemon's HTTP server; when set, a daemon of another
+    version refuses the launch (its request protocol does not tell its version)."""
+
     weights_fingerprint: str = ""
     """Overrides the fingerprint read from the checkpoint files; two servers that
     set the same value declare their weights equal."""

@@ -36,4 +36,7 @@ def child_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         entries.append(str(_PACKAGE_ROOT))
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entries))
     environment["SGLANG_USE_CPU_ENGINE"] = "1"
+    # Tensors are tiny here: more threads only wait for each other, for seconds where
+    # another process holds a core.
+    environment.setdefault("OMP_NUM_THREADS", "1")
     return environment

@@ -1,9 +1,23 @@
 """Stand-in for the CUDA wheel `sgl_kernel`, with the operators this model needs.
 
 `mamba` holds the functions that SGLang imports by name on a CPU, `operators`
-declares those it reaches through `torch.ops.sgl_kernel`.
+declares those it reaches through `torch.ops.sgl_kernel`. Any other name that is
+imported from here is a function that fails when it is called.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NoReturn
+
 from . import operators  # noqa: F401
+
+
+def __getattr__(name: str) -> Callable[..., NoReturn]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def missing(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"the CPU engine has no sgl_kernel.{name}")
+
+    return missing

@@ -113,7 +113,7 @@ def fused_qk_gemma_rmsnorm_with_gate_cpu(
     return (
         reference.gemma_rms_norm(q, q_weight, eps, head_dim),
         reference.gemma_rms_norm(k, k_weight, eps, head_dim),
-        gate.reshape(-1, head_dim),
+        gate.reshape(-1, head_dim).contiguous(),
     )
 
 

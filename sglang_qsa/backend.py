@@ -1,0 +1,163 @@
+"""`--radix-cache-backend sglang_qsa`: build the tree cache of the chosen tier.
+
+Runs in every scheduler process, after the pools exist. What it refuses ends the
+process with exit code 2 (`hooks.launch` passes that on).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from sglang_qsa import __version__
+from sglang_qsa.arena import Arena, open_arena
+from sglang_qsa.config import QsaConfig, load_config
+from sglang_qsa.errors import ConfigError, QsaError, refusal
+from sglang_qsa.fingerprint import fingerprint_checkpoint
+from sglang_qsa.geometry import ARCHITECTURE, ServerFacts, build
+from sglang_qsa.hooks import HOOKS
+from sglang_qsa.hooks.base import require_active
+from sglang_qsa.hooks.launch import refuse
+from sglang_qsa.preflight import BACKEND_NAME
+
+logger = logging.getLogger(__name__)
+
+
+def wants_default_route(ctx: Any) -> bool:
+    """True for plain `--enable-lmcache` with this plugin's model.
+
+    A disabled radix cache publishes nothing, so no tier applies.
+    """
+    from sglang.srt.runtime_context import get_memory
+
+    return (
+        not ctx.disable_radix_cache
+        and bool(get_memory().enable_lmcache)
+        and ARCHITECTURE in (ctx.model_config.hf_config.architectures or ())
+    )
+
+
+def create_cache(ctx: Any) -> Any:
+    """Factory for SGLang's radix cache registry.
+
+    Args:
+        ctx: `TreeCacheBuildContext` of sglang 0.5.23.
+
+    Raises:
+        SystemExit: with code 2 when the deployment is refused.
+    """
+    try:
+        return _create(ctx)
+    except QsaError as error:
+        raise refuse(error) from None
+
+
+def _create(ctx: Any) -> Any:
+    from sglang.srt.runtime_context import get_memory
+
+    require_active(HOOKS)
+    options = load_config()
+    if not get_memory().enable_lmcache:
+        raise ConfigError(
+            refusal(
+                found="no tier",
+                wanted="--enable-lmcache",
+                origin=f"--radix-cache-backend {BACKEND_NAME}",
+                way_out="add a tier, or leave the backend out",
+            )
+        )
+    arena = _open(ctx, options)
+    cache = _lmcache(ctx, arena, options)
+    layout = arena.layout
+    logger.info(
+        "sglang_qsa %s: layout %s, page %d B (%s), checkpoint %d B (%s), store lmcache",
+        __version__,
+        layout.layout_id,
+        layout.page_bytes,
+        ", ".join(plane.name for plane in layout.page.planes),
+        layout.checkpoint_bytes,
+        ", ".join(plane.name for plane in layout.checkpoint.planes),
+    )
+    return cache
+
+
+def _open(ctx: Any, options: QsaConfig) -> Arena:
+    """Layout from the model config and this server's settings, proven on the pools.
+
+    The settings are the server's, not the pools': a pool that was built otherwise
+    must be noticed, not followed.
+    """
+    from sglang.srt.configs.mamba_utils import mamba2_state_dtype
+    from sglang.srt.runtime_context import get_model
+
+    model = ctx.model_config
+    state = mamba2_state_dtype(model.hf_config)
+    layout = build(
+        model.hf_config.to_dict(),
+        ServerFacts(
+            tp_size=ctx.tp_size,
+            page_size=ctx.params.page_size,
+            kv_cache_dtype=str(ctx.tp_worker.model_runner.kv_cache_dtype),
+            qsa_indexer_dtype=get_model().qsa_indexer_dtype,
+            mamba_ssm_dtype=str(state.temporal),
+            mamba_conv_dtype=str(state.conv),
+            image_input=bool(model.is_multimodal),
+            weights_fingerprint=_weights_fingerprint(ctx, options),
+        ),
+        origin=str(model.model_path),
+    )
+    return open_arena(
+        kv_pool=ctx.params.token_to_kv_pool_allocator.get_kvcache(),
+        req_to_token_pool=ctx.params.req_to_token_pool,
+        layout=layout,
+    )
+
+
+def _weights_fingerprint(ctx: Any, options: QsaConfig) -> str:
+    """Declared by the user, or read from the checkpoint this server loaded."""
+    from sglang.srt.runtime_context import get_model
+
+    if options.weights_fingerprint:
+        return options.weights_fingerprint
+    if get_model().load_format == "dummy":
+        return "dummy"
+    model_path = ctx.model_config.model_path
+    directory = Path(model_path)
+    if not directory.is_dir():
+        from huggingface_hub import snapshot_download
+
+        directory = Path(
+            snapshot_download(
+                model_path, revision=ctx.model_config.revision, local_files_only=True
+            )
+        )
+    return fingerprint_checkpoint(directory)
+
+
+def _lmcache(ctx: Any, arena: Arena, options: QsaConfig) -> Any:
+    from sglang.srt.mem_cache.unified_cache.components import ComponentType
+    from sglang.srt.runtime_context import get_memory
+
+    from sglang_qsa.tiers.lmcache.cache import (
+        NamedModel,
+        QsaLMCacheRadixCache,
+        lmcache_model_name,
+    )
+
+    ctx.params.tree_components = (ComponentType.FULL, ComponentType.MAMBA)
+    model = ctx.model_config
+    return QsaLMCacheRadixCache(
+        ctx.params,
+        arena=arena,
+        options=options,
+        model_config=NamedModel(
+            lmcache_model_name(model.model_path, arena.layout.layout_id),
+            model.attention_arch,
+            model.hf_config,
+        ),
+        tp_size=ctx.tp_size,
+        tp_rank=ctx.tp_rank,
+        lmcache_config_file=get_memory().lmcache_config_file,
+        forward_stream=ctx.tp_worker.model_runner.forward_stream,
+    )

@@ -1,0 +1,20 @@
+"""Every change to upstream behaviour, one small module per seam.
+
+`HOOKS` matches `patches/manifest.toml` one to one; a test holds them together.
+"""
+
+from sglang_qsa.hooks.base import Binding, Hook
+from sglang_qsa.hooks.launch import CHECK_BEFORE_RESOLUTION, PASS_ON_REFUSAL
+from sglang_qsa.hooks.lmcache import ADAPTER, CONNECTOR
+from sglang_qsa.hooks.routing import REGISTER_BACKEND, ROUTE_DEFAULT
+
+HOOKS: tuple[Hook | Binding, ...] = (
+    CHECK_BEFORE_RESOLUTION,
+    PASS_ON_REFUSAL,
+    REGISTER_BACKEND,
+    ROUTE_DEFAULT,
+    CONNECTOR,
+    ADAPTER,
+)
+
+__all__ = ["HOOKS", "Binding", "Hook"]

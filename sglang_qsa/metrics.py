@@ -1,0 +1,92 @@
+"""Counters and gauges, declared once and exported on the server's own `/metrics`.
+
+SGLang runs prometheus_client in multi-process mode, so a metric created in the
+scheduler appears there without further wiring. `prometheus_client` reads its
+directory when it is first imported: create metrics only inside a tier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One exported series; names follow `sglang_qsa_<noun>_<unit>[_total]`."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    labels: tuple[str, ...]
+
+
+METRICS = (
+    Metric(
+        "sglang_qsa_lookups_total",
+        "counter",
+        "Look-ups in an external tier by result (hit, miss, timeout, closed).",
+        ("store", "result"),
+    ),
+    Metric(
+        "sglang_qsa_loads_total",
+        "counter",
+        "Loads from an external tier by result (ok, rejected, timeout).",
+        ("store", "result"),
+    ),
+    Metric(
+        "sglang_qsa_stores_total",
+        "counter",
+        "Stores to an external tier by result (ok, failed, closed).",
+        ("store", "result"),
+    ),
+    Metric(
+        "sglang_qsa_loaded_tokens_total",
+        "counter",
+        "Tokens whose state was loaded from an external tier.",
+        ("store",),
+    ),
+    Metric(
+        "sglang_qsa_quarantined_loads",
+        "gauge",
+        "Loads whose device slots are held back because a late write is possible.",
+        ("store",),
+    ),
+    Metric(
+        "sglang_qsa_tier_usable",
+        "gauge",
+        "1 while the external tier is used, 0 while its circuit breaker is open.",
+        ("store",),
+    ),
+)
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def count(name: str, amount: int = 1, **labels: str) -> None:
+    """Add to a counter of `METRICS`."""
+    _counter(name).labels(**labels).inc(amount)
+
+
+def gauge(name: str, value: float, **labels: str) -> None:
+    """Set a gauge of `METRICS`."""
+    _gauge(name).labels(**labels).set(value)
+
+
+@cache
+def _counter(name: str) -> Counter:
+    from prometheus_client import Counter
+
+    metric = _BY_NAME[name]
+    return Counter(metric.name, metric.help, metric.labels)
+
+
+@cache
+def _gauge(name: str) -> Gauge:
+    from prometheus_client import Gauge
+
+    metric = _BY_NAME[name]
+    return Gauge(metric.name, metric.help, metric.labels, multiprocess_mode="max")

@@ -1,0 +1,1 @@
+"""The places records live beyond device memory, one package per tier."""

@@ -1,0 +1,230 @@
+"""The tree cache of the LMCache tier."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lmcache.integration.sglang.lmcache_mp_metadata import LMCacheExternalFlow
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.storage.lmcache.lmcache_unified_radix_cache import (
+    LMCacheUnifiedRadixCache,
+)
+
+from sglang_qsa.arena import Arena
+from sglang_qsa.config import QsaConfig
+from sglang_qsa.errors import LayoutMismatch, StoreUnavailable, UpstreamMismatch, refusal
+from sglang_qsa.hooks.lmcache import bound
+from sglang_qsa.tiers.lmcache.adapter import QsaKVAdapter
+from sglang_qsa.tiers.lmcache.canary import CanaryResult, Verdict
+from sglang_qsa.tiers.lmcache.connector import QsaConnector
+from sglang_qsa.tiers.lmcache.quarantine import HeldLoad, Quarantine, RetrieveUnsettled
+from sglang_qsa.tiers.lmcache.selftest import TARGET_SLOT, SelfTest
+
+_POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """What upstream's connector reads of a model config, under the name of the layout.
+
+    The name is part of every key of the daemon and of its layout registry, so the
+    layout id in it separates everything at once.
+    """
+
+    model_path: str
+    attention_arch: Any
+    hf_config: Any
+
+
+class QsaLMCacheRadixCache(LMCacheUnifiedRadixCache):  # type: ignore[misc]
+    """Upstream's LMCache tree cache over every plane, with a breaker around it."""
+
+    lmcache_connector: QsaConnector
+
+    def __init__(
+        self, params: Any, *, arena: Arena, options: QsaConfig, **upstream: Any
+    ) -> None:
+        self._quarantine = Quarantine(
+            free_tokens=params.token_to_kv_pool_allocator.free,
+            free_state=params.req_to_token_pool.mamba_allocator.free,
+        )
+        with bound(
+            connector=functools.partial(QsaConnector, options=options),
+            adapter=functools.partial(QsaKVAdapter, arena=arena),
+        ):
+            super().__init__(params, **upstream)
+        _require_bound(self.lmcache_connector)
+        _prove(self.lmcache_connector, arena, options)
+        self.lmcache_connector.health.start()
+
+    def check_hicache_events(self) -> None:
+        """Scheduler safe point: finish operations, then judge the daemon."""
+        super().check_hicache_events()
+        connector = self.lmcache_connector
+        connector.tick()
+        if self._quarantine:
+            self._quarantine.release(
+                connector.ready_prefix_count(self._quarantine.operations)
+            )
+
+    def has_pending_cache_operations(self) -> bool:
+        """Quarantined slots count: a flush would hand them out again."""
+        return bool(self._quarantine) or super().has_pending_cache_operations()
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Drop a hit that is longer than the key asked for now.
+
+        Its state is that of its own end. Upstream would clip the length and keep the
+        state.
+        """
+        flow = self._external_flows.get(params.req.rid) if params.req else None
+        if (
+            flow is not None
+            and flow.load is None
+            and flow.total_hit is not None
+            and flow.total_hit > len(params.key)
+        ):
+            self._retire_loaded_flow(params.req.rid)
+        return super().match_prefix(params)
+
+    def shutdown(self) -> None:
+        if not self._lmcache_closed:
+            self.lmcache_connector.health.stop()
+        super().shutdown()
+
+    def _submit_store(self, req: Any, token_ids: list[int]) -> None:
+        if self.lmcache_connector.usable:
+            super()._submit_store(req, token_ids)
+
+    def _start_external_load(self, flow: LMCacheExternalFlow, req: Any) -> int | None:
+        """Start a load; one that is left in doubt is a miss with its slots held."""
+        try:
+            loaded: int | None = super()._start_external_load(flow, req)
+        except RetrieveUnsettled:
+            self._hold(flow, req)
+            return None
+        return loaded
+
+    def _hold(self, flow: LMCacheExternalFlow, req: Any) -> None:
+        """Undo what upstream's load path set up, without freeing the destination."""
+        assert flow.load is not None
+        self._quarantine.hold(
+            HeldLoad(flow.load, flow.load.device_indices, flow.mamba_value)
+        )
+        if flow.allocated_request_mamba_for_load:
+            # The request's own slot is copied to later, by us; no one writes it now.
+            self.req_to_token_pool.mamba_allocator.free(flow.request_mamba_value)
+            req.kv.mamba_pool_idx = None
+        flow.load = None
+        flow.mamba_value = None
+        flow.request_mamba_value = None
+        flow.allocated_request_mamba_for_load = False
+        flow.free_mamba_after_load = False
+        flow.load_req = None
+        self._release_flow_anchor(flow)
+
+
+def _require_bound(connector: object) -> None:
+    adapter = getattr(connector, "_sglang_kv_adapter", None)
+    found = (type(connector), type(adapter))
+    if found != (QsaConnector, QsaKVAdapter):
+        raise UpstreamMismatch(
+            refusal(
+                found=f"{found[0].__name__} over {found[1].__name__}",
+                wanted="QsaConnector over QsaKVAdapter",
+                origin="LMCache tree cache of SGLang",
+                way_out="serve with the pinned sglang and lmcache versions",
+            )
+        )
+
+
+def _prove(connector: QsaConnector, arena: Arena, options: QsaConfig) -> None:
+    """Canary and self-test, before the first request.
+
+    Raises:
+        StoreUnavailable: the daemon merges object groups, refuses or loses data.
+        LayoutMismatch: a plane came back with other bytes.
+    """
+    test = SelfTest(arena, tokens=2 * connector.chunk_size)
+    if not test.fits():
+        raise LayoutMismatch(
+            refusal(
+                found=f"{arena.pages - 1} pages and {arena.slots - 1} state slots",
+                wanted=f"at least {2 * test.pages} pages and {TARGET_SLOT} state slots",
+                origin="device pools",
+                way_out="raise --max-total-tokens or --max-mamba-cache-size, or lower "
+                "the daemon's --chunk-size",
+            )
+        )
+    test.plant()
+    result = _run_canary(connector, options.register_timeout_s)
+    if result is None or result.verdict is not Verdict.SOUND:
+        raise _unsound(connector, result, options)
+    load = connector.submit_load(
+        result.lookup,
+        connector.block_indices(
+            tokens=test.tokens, first_page=test.target_page, slot=TARGET_SLOT
+        ),
+        local_hit_tokens=0,
+    )
+    loaded = bool(load.future.result(timeout=options.register_timeout_s))
+    connector.complete_load(load)
+    differing = test.differing_planes() if loaded else list(arena.planes)
+    test.clear()
+    if differing:
+        raise LayoutMismatch(
+            refusal(
+                found=f"other bytes in {', '.join(differing)} after a round trip",
+                wanted="every plane byte-equal",
+                origin=f"LMCache daemon {connector.server_url}",
+                way_out="start an `lmcache server` of the pinned version",
+            )
+        )
+    connector.accept_canary()
+
+
+def _run_canary(connector: QsaConnector, timeout_s: float) -> CanaryResult | None:
+    """The canary to its end; None when the daemon stopped answering."""
+    deadline = time.monotonic() + timeout_s
+    while (result := connector.advance_canary()) is None:
+        if not connector._sync_success(time.monotonic() < deadline):
+            return None
+        time.sleep(_POLL_S)
+    return result
+
+
+def _unsound(
+    connector: QsaConnector, result: CanaryResult | None, options: QsaConfig
+) -> StoreUnavailable:
+    if result is None:
+        found = f"no answer within {options.register_timeout_s:.0f} s"
+    else:
+        found = result.verdict.value
+    way_out = (
+        "start `lmcache server` with --separate-object-groups"
+        if result is not None and result.verdict is Verdict.MERGED_GROUPS
+        else "see the daemon's log; raise its --l1-size-gb if it is full"
+    )
+    return StoreUnavailable(
+        refusal(
+            found=found,
+            wanted="a daemon that keeps pages and checkpoints apart and finds both",
+            origin=f"LMCache daemon {connector.server_url}",
+            way_out=way_out,
+        )
+    )
+
+
+def lmcache_model_name(model_path: str, layout_id: str) -> str:
+    """Name of a deployment inside the daemon: readable, and unique by layout.
+
+    The daemon reserves '@'; '/' would become folders in its file adapters.
+    """
+    basename = model_path.rstrip("/").rpartition("/")[2].replace("@", "-")
+    return f"{basename}-{layout_id}"
+
+
+__all__ = ["NamedModel", "QsaLMCacheRadixCache", "lmcache_model_name"]
