@@ -16,7 +16,6 @@ STAMPS := $(VENV)/stamps
 LOG := $(VENV)/setup.log
 RUNTIME := requirements/cpu-runtime.txt requirements/lmcache.txt requirements/dev.txt
 LOCK := requirements/cpu-lock.txt
-comma := ,
 CHECKED := $(wildcard sglang_qsa kernels tests benchmarks)
 
 # SGLang starts ninja and LMCache by name.
@@ -121,6 +120,8 @@ $(STAMPS)/package-cpu: pyproject.toml setup.py $(STAMPS)/runtime
 	@$(call pip_install,sglang-qsa: 4 of 4,--no-deps --no-build-isolation -e .)
 	@touch $@
 
-$(STAMPS)/package-gpu: pyproject.toml setup.py requirements/lmcache.txt requirements/dev.txt $(STAMPS)/venv-$(VARIANT)
-	@$(call pip_install,sglang-qsa with SGLang$(comma) LMCache and the tools,-e .[lmcache$(comma)dev])
+# SGLang and LMCache in one resolution is impossible: requirements/lmcache.txt says why.
+$(STAMPS)/package-gpu: pyproject.toml setup.py $(RUNTIME) $(STAMPS)/venv-$(VARIANT)
+	@$(call pip_install,sglang-qsa with all of SGLang and the tools: 1 of 2,-e .[dev])
+	@$(call pip_install,LMCache: 2 of 2,-r requirements/lmcache.txt)
 	@touch $@

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from sglang_qsa.errors import LayoutMismatch, refusal
-from sglang_qsa.layout import DType, Layout, Plane, Unit
+from sglang_qsa.layout import Layout, Plane, Unit
 
-_FP8 = {DType.FP8_E4M3: torch.float8_e4m3fn, DType.FP8_E5M2: torch.float8_e5m2}
+_SCALES = ("k_scale", "v_scale", "native_k_scale", "native_v_scale")
+"""Where an MHA pool keeps scales beside K and V; unset in an unquantised pool."""
 _KNOWN_SIBLINGS = frozenset({"ShortConvPool", "NGramPool"})
 _WAY_OUT = "serve with the pinned sglang version, or report this configuration"
 
@@ -83,9 +85,10 @@ def open_arena(*, kv_pool: Any, req_to_token_pool: Any, layout: Layout) -> Arena
     """
     if type(kv_pool).__name__ != "QSATokenToKVPool":
         raise _mismatch("KV pool", type(kv_pool).__name__, "QSATokenToKVPool")
+    _check_page(kv_pool, layout)
     _check_siblings(req_to_token_pool.mamba_pool, layout)
     _check_layer_ids(kv_pool, req_to_token_pool, layout)
-    found = dict(_page_tensors(kv_pool, layout))
+    found = dict(_page_tensors(kv_pool))
     found |= dict(_checkpoint_tensors(req_to_token_pool))
     _check_names(found, layout)
     arena = Arena(
@@ -100,17 +103,16 @@ def open_arena(*, kv_pool: Any, req_to_token_pool: Any, layout: Layout) -> Arena
     for plane in arena.planes.values():
         _check_plane(plane)
     _check_record_counts(arena)
+    _check_disjoint(arena)
     return arena
 
 
-def _page_tensors(
-    kv_pool: Any, layout: Layout
-) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
+def _page_tensors(kv_pool: Any) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
     full = kv_pool.full_kv_pool
-    yield "k", _typed(full.k_buffer, layout.geometry.kv_dtype)
-    yield "v", _typed(full.v_buffer, layout.geometry.kv_dtype)
+    yield "k", _typed(full.k_buffer, full.dtype)
+    yield "v", _typed(full.v_buffer, full.dtype)
     yield "index", tuple(kv_pool.qsa_compressed_k_buffer_pool)
-    for name in ("k_scale", "v_scale"):
+    for name in _SCALES:
         scales = getattr(full, f"{name}_buffer", None)
         if scales is not None:
             yield name, tuple(scales)
@@ -130,11 +132,10 @@ def _checkpoint_tensors(
         yield "ple_ngram", (pool.ngram_pool.context,)
 
 
-def _typed(buffers: Any, dtype: DType) -> tuple[torch.Tensor, ...]:
-    """FP8 pools store `uint8` and view it; give the tensors their logical type."""
-    logical = _FP8.get(dtype)
+def _typed(buffers: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """FP8 pools store `uint8` and view it; give the tensors the pool's own type."""
     return tuple(
-        buffer.view(logical) if logical and buffer.dtype is torch.uint8 else buffer
+        buffer.view(dtype) if buffer.dtype is torch.uint8 else buffer
         for buffer in buffers
     )
 
@@ -163,6 +164,17 @@ def _check_siblings(mamba_pool: Any, layout: Layout) -> None:
             f"{sorted(found)}" + (f" ({unknown} unknown)" if unknown else ""),
             f"{sorted(wanted)}",
         )
+
+
+def _check_page(kv_pool: Any, layout: Layout) -> None:
+    """Rows per page cannot be seen in a tensor; the pool has to tell."""
+    geometry = layout.geometry
+    for what, found, wanted in (
+        ("page size of the KV pool", kv_pool.page_size, geometry.page_tokens),
+        ("tokens per index key", kv_pool.qsa_compress_ratio, geometry.compress_ratio),
+    ):
+        if found != wanted:
+            raise _mismatch(what, f"{found}", f"{wanted}")
 
 
 def _check_layer_ids(kv_pool: Any, req_pool: Any, layout: Layout) -> None:
@@ -217,6 +229,9 @@ def _check_addresses(
     storage = tensor.untyped_storage()
     base = storage.data_ptr() + tensor.storage_offset() * tensor.element_size()
     records = tensor.shape[0] // rows
+    end = base - storage.data_ptr() + records * layer_bytes
+    if end > storage.nbytes():
+        raise _mismatch(where, f"a storage of {storage.nbytes()} B", f"{end} B")
     for record in {0, 1, records - 1}:
         declared = base + record * layer_bytes
         if tensor[record * rows].data_ptr() != declared:
@@ -225,16 +240,29 @@ def _check_addresses(
                 f"byte {tensor[record * rows].data_ptr() - base}",
                 f"byte {declared - base}",
             )
-    end = base - storage.data_ptr() + records * layer_bytes
-    if end > storage.nbytes():
-        raise _mismatch(where, f"a storage of {storage.nbytes()} B", f"{end} B")
 
 
 def _check_record_counts(arena: Arena) -> None:
     for unit in Unit:
-        counts = {p.plane.name: p.records for p in arena.of(unit)}
-        if len(set(counts.values())) != 1:
+        counts = {
+            p.plane.name: {len(t) // p.rows_per_record for t in p.tensors}
+            for p in arena.of(unit)
+        }
+        if len(set.union(*counts.values())) != 1:
             raise _mismatch(f"{unit.value} records", f"{counts}", "one count for all")
+
+
+def _check_disjoint(arena: Arena) -> None:
+    """No two layers of any planes share a byte: a view of the wrong place does."""
+    ranges = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + p.records * p.plane.layer_bytes, where)
+        for p in arena.planes.values()
+        for layer, tensor in enumerate(p.tensors)
+        for where in [f"plane {p.plane.name}, layer {layer}"]
+    )
+    for (_, end, one), (start, _, other) in pairwise(ranges):
+        if start < end:
+            raise _mismatch(other, f"memory shared with {one}", "memory of its own")
 
 
 def _label(dtype: torch.dtype) -> str:

@@ -18,6 +18,8 @@ from sglang_qsa.errors import ConfigError, refusal
 CONFIG_VARIABLE = "SGLANG_QSA_CONFIG"
 ENV_PREFIX = "SGLANG_QSA_"
 
+_LONGEST_S = 86_400.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QsaConfig:
@@ -49,11 +51,11 @@ class QsaConfig:
     def __post_init__(self) -> None:
         for name in _DURATIONS:
             value = getattr(self, name)
-            if not value > 0:
+            if not 0 < value <= _LONGEST_S:
                 raise ConfigError(
                     refusal(
                         found=f"{value!r}",
-                        wanted="a number of seconds greater than 0",
+                        wanted="seconds, greater than 0 and at most a day",
                         origin=f"option {name}",
                         way_out="correct the value or leave the option out",
                     )

@@ -9,7 +9,7 @@ live pools or the daemon's behaviour can show is checked where they are built
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from sglang_qsa.geometry import (
     read_model_config,
 )
 from sglang_qsa.layout import Layout
+from sglang_qsa.manifest import verify_manifest
 
 BACKEND_NAME = "sglang_qsa"
 PINS = {"sglang": "0.5.23", "lmcache": "0.5.6"}
@@ -61,100 +62,92 @@ class Finding:
 class Rule:
     """An option of `launch_server` that this model, or a tier of it, cannot keep."""
 
-    option: str
-    refuses: Callable[[Any], bool]
+    fields: tuple[str, ...]
+    """Names in `ServerArgs`; the options are spelled like them."""
+    accepted: tuple[object, ...]
+    """Values that are fine; None is "not given"."""
     wanted: str
     way_out: str = "leave the option or the tier out"
 
     def check(self, server_args: Any) -> Finding:
-        refused = self.refuses(server_args)
+        values = {name: getattr(server_args, name) for name in self.fields}
+        refused = {n: v for n, v in values.items() if v not in self.accepted}
         return Finding(
-            self.option,
-            "set" if refused else "not in the way",
+            " / ".join(_option(name) for name in refused or self.fields),
+            ", ".join(f"{value}" for value in (refused or values).values()),
             self.wanted,
             self.way_out if refused else "",
         )
 
 
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+_OFF = (None, False)
+_ONE = (None, 1)
+
 _ALWAYS = (
     Rule(
-        "--enable-mixed-chunk",
-        lambda a: a.enable_mixed_chunk,
+        ("enable_mixed_chunk",),
+        _OFF,
         "decode and prefill in separate batches (the first mixed batch ends a "
         "server of this model, sglang 0.5.23)",
         "leave the option out",
     ),
     Rule(
-        "--page-size",
-        lambda a: a.page_size not in (None, PAGE_TOKENS),
+        ("page_size",),
+        (None, PAGE_TOKENS),
         f"{PAGE_TOKENS}, which sglang sets for this model",
         "leave the option out",
     ),
 )
 _WITH_TIER = (
+    Rule(("disable_radix_cache",), _OFF, "a prefix tree for the tier to extend"),
     Rule(
-        "--disable-radix-cache",
-        lambda a: a.disable_radix_cache,
-        "a prefix tree for the tier to extend",
-    ),
-    Rule(
-        "--disaggregation-mode",
-        lambda a: a.disaggregation_mode not in (None, "null"),
+        ("disaggregation_mode",),
+        (None, "null"),
         f"null, since a P/D role publishes no {_STATE_PLANES} to the tier",
     ),
     Rule(
-        "--enable-hierarchical-cache",
-        lambda a: a.enable_lmcache and a.enable_hierarchical_cache,
-        "one tier beside --enable-lmcache",
+        ("enable_hierarchical_cache", "enable_unified_cache_external_linker"),
+        _OFF,
+        "one tier, which --enable-lmcache is",
     ),
     Rule(
-        "--enable-unified-cache-external-linker",
-        lambda a: a.enable_unified_cache_external_linker,
-        "one tier beside the tree cache backend",
+        ("speculative_algorithm",),
+        (None,),
+        f"none, since sglang's LMCache tier registers no {_DRAFT_PLANES}",
     ),
     Rule(
-        "--speculative-algorithm",
-        lambda a: a.speculative_algorithm is not None,
-        f"none, since the LMCache tier of sglang registers no {_DRAFT_PLANES}",
-    ),
-    Rule(
-        "--attn-dp-size / --enable-dp-attention",
-        lambda a: a.enable_dp_attention or (a.attn_dp_size or 1) > 1,
+        ("enable_dp_attention", "attn_dp_size", "attn_cp_size", "dcp_size"),
+        (*_OFF, 1),
         "1, since the tier knows tensor parallel ranks only",
     ),
+    Rule(("pp_size",), _ONE, "1, since pipeline stages hold different planes"),
     Rule(
-        "--dcp-size / --attn-cp-size",
-        lambda a: (a.dcp_size or 1) > 1 or (a.attn_cp_size or 1) > 1,
-        "1, since the tier knows tensor parallel ranks only",
+        ("enable_streaming_session",),
+        _OFF,
+        "ordinary requests, since sglang's LMCache tier has no sessions",
     ),
     Rule(
-        "--pp-size",
-        lambda a: (a.pp_size or 1) > 1,
-        "1, since pipeline stages hold different planes",
-    ),
-    Rule(
-        "--enable-streaming-session",
-        lambda a: a.enable_streaming_session,
-        "ordinary requests, since the LMCache tier of sglang has no sessions",
-    ),
-    Rule(
-        "--enable-linear-replayssm / --enable-linear-replayssm-spec",
-        lambda a: a.enable_linear_replayssm or a.enable_linear_replayssm_spec,
+        ("enable_linear_replayssm", "enable_linear_replayssm_spec"),
+        _OFF,
         "complete states, since pending replay records are not in the layout",
     ),
     Rule(
-        "--enable-int8-mamba-checkpoint",
-        lambda a: a.enable_int8_mamba_checkpoint,
+        ("enable_int8_mamba_checkpoint",),
+        _OFF,
         "states in the dtype that the layout declares",
     ),
     Rule(
-        "--enable-page-major-kv-layout / --enable-unified-memory",
-        lambda a: a.enable_page_major_kv_layout or a.enable_unified_memory,
+        ("enable_page_major_kv_layout", "enable_unified_memory"),
+        _OFF,
         "one buffer per layer",
     ),
     Rule(
-        "--kv-cache-dtype",
-        lambda a: a.kv_cache_dtype not in _KV_DTYPES,
+        ("kv_cache_dtype",),
+        _KV_DTYPES,
         f"one of {', '.join(_KV_DTYPES)} (others keep scales beside the pool)",
         "choose one of these or leave the tier out",
     ),
@@ -182,7 +175,12 @@ def findings(server_args: Any) -> Iterator[Finding]:
         QsaError: a check could not be made at all (unreadable config, bad option).
     """
     selected = server_args.radix_cache_backend == BACKEND_NAME
-    config = _model_config(server_args)
+    try:
+        config = _model_config(server_args)
+    except ConfigError:
+        if selected:
+            raise
+        return  # not ours to judge: upstream reports its own models' configs
     if config is None or config.get("architectures") != [ARCHITECTURE]:
         if selected:
             yield _foreign(server_args, config)
@@ -192,6 +190,8 @@ def findings(server_args: Any) -> Iterator[Finding]:
         yield rule.check(server_args)
     if not (selected or server_args.enable_lmcache):
         return
+    yield _unchanged_upstream()
+    yield _hooks_in_place()
     yield _tier_chosen(server_args)
     for rule in _WITH_TIER:
         yield rule.check(server_args)
@@ -255,6 +255,25 @@ def _foreign(server_args: Any, config: dict[str, Any] | None) -> Finding:
         f"['{ARCHITECTURE}']",
         f"leave --radix-cache-backend {BACKEND_NAME} out",
     )
+
+
+def _unchanged_upstream() -> Finding:
+    """The sources behind the hooks are the ones they were written against."""
+    problems = verify_manifest()
+    return Finding(
+        "patches/manifest.toml",
+        problems[0] if problems else "as recorded",
+        "the hooked functions of the pinned versions",
+        "reinstall the pinned versions without changes" if problems else "",
+    )
+
+
+def _hooks_in_place() -> Finding:
+    from sglang_qsa.hooks import HOOKS
+    from sglang_qsa.hooks.base import require_active
+
+    require_active(HOOKS)
+    return Finding("hooks of sglang_qsa", f"{len(HOOKS)} in place", "all in place")
 
 
 def _tier_chosen(server_args: Any) -> Finding:

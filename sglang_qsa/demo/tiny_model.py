@@ -156,6 +156,12 @@ def write_tiny_checkpoint(directory: Path) -> Path:
     return directory
 
 
+def cached_checkpoint() -> Path:
+    """The checkpoint in the user's cache directory, written on first use."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return write_tiny_checkpoint(cache / "sglang-qsa" / f"tiny-{_digest()[:8]}")
+
+
 def _is_current(directory: Path) -> bool:
     try:
         stamp = json.loads((directory / _STAMP_NAME).read_text())

@@ -15,8 +15,12 @@ engine is switched on by the environment of one child process.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from sglang_qsa.demo.cpu_engine.imports import PostImport, install
+from sglang_qsa.demo.cpu_engine.seams import SEAMS
 
 _SITE = Path(__file__).resolve().parent / "site"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
@@ -40,3 +44,19 @@ def child_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     # another process holds a core.
     environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
+
+
+def activate() -> None:
+    """Switch the engine on in this process, as `site/` does in a child's.
+
+    Safe to repeat. Child processes do not inherit it: use `child_environment`.
+
+    Raises:
+        RuntimeError: a module that has a seam is already imported.
+    """
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if any(isinstance(finder, PostImport) for finder in sys.meta_path):
+        return
+    sys.path.insert(0, str(_SITE))
+    install(SEAMS)

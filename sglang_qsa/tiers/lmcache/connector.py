@@ -203,7 +203,6 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
             # A peer failed while our copy runs; its destination is about to be freed.
             settled = self._wait(operation, lambda f, t: f.result(timeout=t)) is not None
         operation.lookup.locks_held = False
-        operation.result = False
         self._cleanup_lookup_result(operation.lookup)
         all_settled = self._sync_success(settled)
         metrics.count(
@@ -211,9 +210,12 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
             store=_STORE,
             result="rejected" if all_settled else "timeout",
         )
-        if all_settled:
-            return False
-        raise RetrieveUnsettled
+        if not all_settled:
+            # `operation.result` stays unset: an operation with a result counts as
+            # done, and this one's slots are held until it really is.
+            raise RetrieveUnsettled
+        operation.result = False
+        return False
 
     def _wait(self, operation: LMCacheLoadOperation, how: Any) -> bool | None:
         """The daemon's answer, or None when there was none in time."""
