@@ -190,6 +190,7 @@ def findings(server_args: Any) -> Iterator[Finding]:
         yield rule.check(server_args)
     if not (selected or server_args.enable_lmcache):
         return
+    yield _version("lmcache")
     yield _unchanged_upstream()
     yield _hooks_in_place()
     yield _tier_chosen(server_args)
@@ -198,7 +199,6 @@ def findings(server_args: Any) -> Iterator[Finding]:
     options = load_config()
     layout = layout_of(server_args, config, options)
     yield Finding("layout of this server", layout.layout_id, "one that can be built")
-    yield _version("lmcache")
     from sglang_qsa.tiers.lmcache.probe import daemon_facts
 
     for fact in daemon_facts(server_args.lmcache_config_file, options):

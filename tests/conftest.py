@@ -30,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
         cpu_engine.activate()
 
 

@@ -21,6 +21,7 @@ QSA_LAYERS = [2, 4]
 GDN_LAYERS = [0, 1, 3]
 PLE_LAYERS = [1]
 PADDING_TOKEN = 7
+PAGE_PLANES = frozenset({"k", "v", "index"})
 
 CONFIG: dict[str, Any] = {
     "architectures": [ARCHITECTURE],
@@ -64,6 +65,40 @@ class Pools:
     kv: Any
     requests: Any
     allocator: Any
+
+    def records(self) -> dict[str, list[torch.Tensor]]:
+        """Every plane as rows of bytes, one per page or slot, one tensor per layer.
+
+        The pools' own memory, found without the code under test.
+        """
+        full, state = self.kv.full_kv_pool, self.requests.mamba_pool.mamba_cache
+        tensors = {
+            "k": full.k_buffer,
+            "v": full.v_buffer,
+            "index": self.kv.qsa_compressed_k_buffer_pool,
+            "ssm": state.temporal,
+            "conv": state.conv[0],
+            "ple_conv": self.requests.short_conv_pool.conv_state,
+            "ple_ngram": [self.requests.ngram_pool.context],
+        }
+        counts = {True: self.pages + 1, False: self.slots + 1}
+        return {
+            name: [
+                layer.view(torch.uint8).reshape(counts[name in PAGE_PLANES], -1)
+                for layer in layers
+            ]
+            for name, layers in tensors.items()
+        }
+
+    @property
+    def pages(self) -> int:
+        """Pages that can be used; page 0 is padding."""
+        return int(self.kv.size) // PAGE_TOKENS
+
+    @property
+    def slots(self) -> int:
+        """State slots that can be used; slot 0 is padding."""
+        return int(self.requests.mamba_pool.size)
 
     def open(self, layout: Layout | None = None) -> Arena:
         return open_arena(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sglang_qsa.errors import UpstreamMismatch, refusal
 from sglang_qsa.hooks.base import Binding
 
 CONNECTOR = Binding(
@@ -29,12 +30,25 @@ ADAPTER = Binding(
 def bound(
     *, connector: Callable[..., Any], adapter: Callable[..., Any]
 ) -> Iterator[None]:
-    """Let upstream construct `connector` and `adapter` while inside."""
+    """Let upstream construct `connector` and `adapter` while inside.
+
+    Raises:
+        UpstreamMismatch: a name is not there.
+    """
     saved: list[tuple[Any, str, Any]] = []
     try:
         for binding, value in ((CONNECTOR, connector), (ADAPTER, adapter)):
             path, _, name = binding.target.rpartition(".")
             module = pkgutil.resolve_name(path)
+            if not hasattr(module, name):
+                raise UpstreamMismatch(
+                    refusal(
+                        found=f"no {name} in {path}",
+                        wanted="the name that upstream constructs",
+                        origin=f"binding {binding.id}",
+                        way_out="serve with the pinned sglang and lmcache versions",
+                    )
+                )
             saved.append((module, name, getattr(module, name)))
             setattr(module, name, value)
         yield

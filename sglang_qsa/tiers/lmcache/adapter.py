@@ -61,10 +61,16 @@ def _tensors(arena: Arena, unit: Unit) -> list[tuple[torch.Tensor, int]]:
 
 def _plane_tensors(plane: ArenaPlane) -> list[tuple[torch.Tensor, int]]:
     if plane.plane.name in _TOKEN_NATIVE:
-        return [(tensor, plane.rows_per_record) for tensor in plane.tensors]
+        return [(_movable(tensor), plane.rows_per_record) for tensor in plane.tensors]
     if plane.plane.unit is Unit.PAGE:
         return [(rows, 1) for rows in plane.record_rows()]
     return [(rows[:, None, :], 1) for rows in plane.record_rows()]
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """FP8 as bytes: the daemon's torch path has no FP8 copy (lmcache 0.5.6)."""
+    one_byte = torch.finfo(tensor.dtype).bits == 8
+    return tensor.view(torch.uint8) if one_byte else tensor
 
 
 def _check_bytes(

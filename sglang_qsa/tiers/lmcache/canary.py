@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sglang_qsa.tiers.lmcache.connector import QsaConnector
 
 _CHUNKS = 2
+_LOOKUPS = 50
 
 
 class Verdict(enum.Enum):
@@ -51,6 +52,7 @@ class Canary:
         self._name = f"sglang-qsa-canary-{nonce}"
         tokens = _CHUNKS * connector.chunk_size
         self.tokens = [(nonce + i) % 1_000_003 for i in range(tokens)]
+        self._sessions = [f"{self._name}-store"]
         self._steps = self._run()
 
     def advance(self) -> CanaryResult | None:
@@ -59,13 +61,13 @@ class Canary:
 
     def close(self) -> None:
         """Drop the daemon's sessions and read locks of this trial."""
-        for suffix in ("store", "first", "both"):
-            self._connector.finish_request(f"{self._name}-{suffix}")
+        for request_id in self._sessions:
+            self._connector.finish_request(request_id)
 
-    def _run(self) -> Generator[CanaryResult | None]:
+    def _run(self) -> Generator[CanaryResult | None, None, None]:
         connector, chunk = self._connector, self._connector.chunk_size
         operation = connector.submit_unguarded_store(
-            f"{self._name}-store",
+            self._sessions[0],
             self.tokens,
             connector.block_indices(tokens=len(self.tokens), first_page=1, slot=1),
             cache_salt=self._salt,
@@ -78,14 +80,29 @@ class Canary:
         if not connector.complete_store(operation):
             yield CanaryResult(Verdict.STORE_REFUSED)
             return
-        for suffix, tokens in (("first", self.tokens[:chunk]), ("both", self.tokens)):
-            lookup = connector.submit_unguarded_lookup(
-                f"{self._name}-{suffix}", tokens, cache_salt=self._salt
-            )
-            while (hit := connector.poll_unguarded_lookup(lookup)) is None:
-                yield None
-            if suffix == "first" and hit:
-                yield CanaryResult(Verdict.MERGED_GROUPS)
-                return
-        found = hit == len(self.tokens)
-        yield CanaryResult(Verdict.SOUND if found else Verdict.NOT_FOUND, lookup)
+        # Both first: the daemon commits a store a moment after it acknowledged it, and
+        # only a chunk that is known to be there proves anything by being a miss.
+        for attempt in range(_LOOKUPS):
+            both = yield from self._look_up(f"both-{attempt}", self.tokens)
+            if both.total_hit_tokens == len(self.tokens):
+                break
+        else:
+            yield CanaryResult(Verdict.NOT_FOUND)
+            return
+        first = yield from self._look_up("first", self.tokens[:chunk])
+        if first.total_hit_tokens:
+            yield CanaryResult(Verdict.MERGED_GROUPS)
+            return
+        yield CanaryResult(Verdict.SOUND, both)
+
+    def _look_up(
+        self, suffix: str, tokens: list[int]
+    ) -> Generator[CanaryResult | None, None, Any]:
+        connector, request_id = self._connector, f"{self._name}-{suffix}"
+        self._sessions.append(request_id)
+        lookup = connector.submit_unguarded_lookup(
+            request_id, tokens, cache_salt=self._salt
+        )
+        while connector.poll_unguarded_lookup(lookup) is None:
+            yield None
+        return lookup

@@ -63,7 +63,8 @@ class HealthMonitor:
         """End the thread; returns after its current probe."""
         self._stopped = True
         self._wake.set()
-        self._thread.join(timeout=2 * self._interval_s)
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * self._interval_s)
 
     def suspect(self, reason: str) -> None:
         """Treat the daemon as replaced until it has been probed again."""
