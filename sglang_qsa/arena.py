@@ -154,7 +154,10 @@ def _check_siblings(mamba_pool: Any, layout: Layout) -> None:
     names = {plane.name for plane in layout.checkpoint.planes}
     wanted = {
         sibling
-        for sibling, plane in (("ShortConvPool", "ple_conv"), ("NGramPool", "ple_ngram"))
+        for sibling, plane in (
+            ("ShortConvPool", "ple_conv"),
+            ("NGramPool", "ple_ngram"),
+        )
         if plane in names
     }
     if found != wanted:
@@ -190,10 +193,11 @@ def _check_layer_ids(kv_pool: Any, req_pool: Any, layout: Layout) -> None:
 
 def _check_names(found: Mapping[str, object], layout: Layout) -> None:
     wanted = {plane.name for plane in layout.planes}
-    if set(found) != wanted:
+    names = set(found)
+    if names != wanted:
         raise _mismatch(
             "planes of the live pools",
-            f"missing {sorted(wanted - set(found))}, extra {sorted(set(found) - wanted)}",
+            f"missing {sorted(wanted - names)}, extra {sorted(names - wanted)}",
             f"exactly {sorted(wanted)}",
         )
 

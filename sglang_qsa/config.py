@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -123,10 +124,8 @@ def _from_env(env: Mapping[str, str]) -> dict[str, object]:
         key = variable.removeprefix(ENV_PREFIX).lower()
         value: object = text
         if _TYPES.get(key) is float:
-            try:
+            with suppress(ValueError):  # _checked reports it with its origin
                 value = float(text)
-            except ValueError:
-                pass  # _checked reports it with its origin
         values[key] = _checked(key, value, variable)
     return values
 

@@ -240,7 +240,7 @@ def _layer_split(reader: _Reader) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if len(types) != count or unknown:
         raise ConfigError(
             refusal(
-                found=f"{len(types)} layer_types with {sorted(unknown) or 'known kinds'}",
+                found=f"{len(types)} layer_types, unknown kinds {sorted(unknown)}",
                 wanted=f"{count} entries of linear_attention or a full-attention kind",
                 origin=reader.origin,
                 way_out="use the checkpoint's own config.json",

@@ -146,6 +146,11 @@ _WITH_TIER = (
         "one buffer per layer",
     ),
     Rule(
+        ("enable_memory_saver",),
+        _OFF,
+        "device pools that stay where the daemon has mapped them",
+    ),
+    Rule(
         ("kv_cache_dtype",),
         _KV_DTYPES,
         f"one of {', '.join(_KV_DTYPES)} (others keep scales beside the pool)",

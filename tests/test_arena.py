@@ -149,9 +149,7 @@ def test_pool_with_scales_that_the_layout_does_not_declare(
     scales = [torch.ones(b.shape[:2]) for b in full.k_buffer]
     setattr(full, f"{prefix}k_scale_buffer", scales)
     setattr(full, f"{prefix}v_scale_buffer", scales)
-    refused(
-        pools, found=f"missing [], extra ['{prefix}k_scale', '{prefix}v_scale']"
-    )
+    refused(pools, found=f"missing [], extra ['{prefix}k_scale', '{prefix}v_scale']")
 
 
 @pytest.mark.parametrize(
@@ -184,9 +182,7 @@ def test_another_fp8() -> None:
     [("kv_layers", QSA_LAYERS), ("gdn_layers", GDN_LAYERS)],
 )
 @pytest.mark.parametrize("change", ["order", "ids", "fewer", "more"])
-def test_other_layers(
-    pools: Pools, field: str, layers: list[int], change: str
-) -> None:
+def test_other_layers(pools: Pools, field: str, layers: list[int], change: str) -> None:
     other = {
         "order": layers[::-1],
         "ids": [layer + 6 for layer in layers],

@@ -133,15 +133,11 @@ def test_number_for_a_text_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DURATIONS)
 @pytest.mark.parametrize("value", ["0", "-1", "nan"])
 def test_duration_that_is_none(name: str, value: str) -> None:
-    refused(
-        {f"SGLANG_QSA_{name.upper()}": value}, origin=f"option {name}", found=""
-    )
+    refused({f"SGLANG_QSA_{name.upper()}": value}, origin=f"option {name}", found="")
 
 
 @pytest.mark.parametrize("name", DURATIONS)
 @pytest.mark.parametrize("value", ["inf", "1e300"])
 def test_endless_duration(name: str, value: str) -> None:
     """A time-out without end is the stall that time-outs are there to prevent."""
-    refused(
-        {f"SGLANG_QSA_{name.upper()}": value}, origin=f"option {name}", found=""
-    )
+    refused({f"SGLANG_QSA_{name.upper()}": value}, origin=f"option {name}", found="")

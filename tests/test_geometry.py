@@ -175,9 +175,7 @@ def test_other_architecture_is_refused(
     config["architectures"] = architectures
     with pytest.raises(ConfigError) as caught:
         build(config, ServerFacts(), origin="other/config.json")
-    assert_refusal(
-        caught.value, origin="other/config.json", found=repr(architectures)
-    )
+    assert_refusal(caught.value, origin="other/config.json", found=repr(architectures))
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,9 @@ PURE = ["layout", "geometry", "config", "errors", "fingerprint", "cli"]
 @pytest.mark.parametrize("module", PURE)
 def test_imports_with_the_standard_library_alone(module: str) -> None:
     """`-S -I` leaves nothing else on the path, except what is put there here."""
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import sglang_qsa.{module}"
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import sglang_qsa.{module}"
+    )
     subprocess.run([sys.executable, "-S", "-I", "-c", program], check=True, timeout=60)
 
 

@@ -105,4 +105,7 @@ def _verdict(story: Story) -> list[str]:
             "with the tokens and the log-probabilities of a device hit "
             f"({story.seconds:.0f} s).",
         ]
-    return [*(f"FAILED  {failure}" for failure in story.failures), f"logs: {story.logs}"]
+    return [
+        *(f"FAILED  {failure}" for failure in story.failures),
+        f"logs: {story.logs}",
+    ]

@@ -7,12 +7,14 @@ from sglang_qsa.hooks.base import Binding, Hook
 from sglang_qsa.hooks.launch import CHECK_BEFORE_RESOLUTION, PASS_ON_REFUSAL
 from sglang_qsa.hooks.lmcache import ADAPTER, CONNECTOR
 from sglang_qsa.hooks.routing import REGISTER_BACKEND, ROUTE_DEFAULT
+from sglang_qsa.hooks.weights import RETIRE_TIER
 
 HOOKS: tuple[Hook | Binding, ...] = (
     CHECK_BEFORE_RESOLUTION,
     PASS_ON_REFUSAL,
     REGISTER_BACKEND,
     ROUTE_DEFAULT,
+    RETIRE_TIER,
     CONNECTOR,
     ADAPTER,
 )

@@ -59,9 +59,7 @@ def lmcache_flags(daemon: LMCacheDaemon) -> list[str]:
 def test_unknown_option(tiny_model: Path, tmp_path: Path) -> None:
     options = tmp_path / "qsa.json"
     options.write_text(json.dumps({"lookup_timeout": 3}))
-    line = refusal_of(
-        tiny_model, tmp_path, [], {"SGLANG_QSA_CONFIG": str(options)}
-    )
+    line = refusal_of(tiny_model, tmp_path, [], {"SGLANG_QSA_CONFIG": str(options)})
     assert "'lookup_timeout'" in line
     assert str(options) in line
 

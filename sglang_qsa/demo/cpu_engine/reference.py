@@ -7,6 +7,7 @@ W convolution width, S state slots.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -169,7 +170,7 @@ def _recurrence(
 def _sequences(query_start_loc: torch.Tensor) -> Iterator[tuple[int, int, int]]:
     """Yield (index, start, end) of every sequence with at least one token."""
     bounds = query_start_loc.tolist()
-    for index, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for index, (start, end) in enumerate(itertools.pairwise(bounds)):
         if end > start:
             yield index, start, end
 

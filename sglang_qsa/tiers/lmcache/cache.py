@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcache.integration.sglang.lmcache_mp_metadata import LMCacheExternalFlow
+from lmcache.v1.mp_observability.errors import LMCacheTimeoutError
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.storage.lmcache.lmcache_unified_radix_cache import (
     LMCacheUnifiedRadixCache,
@@ -15,7 +16,13 @@ from sglang.srt.mem_cache.storage.lmcache.lmcache_unified_radix_cache import (
 
 from sglang_qsa.arena import Arena
 from sglang_qsa.config import QsaConfig
-from sglang_qsa.errors import LayoutMismatch, StoreUnavailable, UpstreamMismatch, refusal
+from sglang_qsa.errors import (
+    LayoutMismatch,
+    QsaError,
+    StoreUnavailable,
+    UpstreamMismatch,
+    refusal,
+)
 from sglang_qsa.hooks.lmcache import bound
 from sglang_qsa.tiers.lmcache.adapter import QsaKVAdapter
 from sglang_qsa.tiers.lmcache.canary import CanaryResult, Verdict
@@ -56,8 +63,13 @@ class QsaLMCacheRadixCache(LMCacheUnifiedRadixCache):  # type: ignore[misc]
             adapter=functools.partial(QsaKVAdapter, arena=arena),
         ):
             super().__init__(params, **upstream)
-        _require_bound(self.lmcache_connector)
-        _prove(self.lmcache_connector, arena, options)
+        try:
+            _require_bound(self.lmcache_connector)
+            _prove(self.lmcache_connector, arena, options)
+        except QsaError:
+            # Now, while the daemon can still be told; at exit it may be gone.
+            super().shutdown()
+            raise
         self.lmcache_connector.health.start()
 
     def check_hicache_events(self) -> None:
@@ -69,6 +81,10 @@ class QsaLMCacheRadixCache(LMCacheUnifiedRadixCache):  # type: ignore[misc]
             self._quarantine.release(
                 connector.ready_prefix_count(self._quarantine.operations)
             )
+
+    def retire_tier(self, reason: str) -> None:
+        """Never use the daemon again in the life of this server."""
+        self.lmcache_connector.retire(reason)
 
     def has_pending_cache_operations(self) -> bool:
         """Quarantined slots count: a flush would hand them out again."""
@@ -170,7 +186,10 @@ def _prove(connector: QsaConnector, arena: Arena, options: QsaConfig) -> None:
         ),
         local_hit_tokens=0,
     )
-    loaded = bool(load.future.result(timeout=options.register_timeout_s))
+    try:
+        loaded = bool(load.future.result(timeout=options.register_timeout_s))
+    except LMCacheTimeoutError:
+        raise _unsound(connector, None, options) from None
     connector.complete_load(load)
     differing = test.differing_planes() if loaded else list(arena.planes)
     test.clear()

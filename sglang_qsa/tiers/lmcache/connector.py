@@ -48,6 +48,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
     def __init__(self, *, options: QsaConfig, **upstream: Any) -> None:
         self._options = options
         self.usable = False
+        self._retired = False
         self._lookup_deadlines: dict[str, float] = {}
         self._in_flight: list[Any] = []
         self._canary: Canary | None = None
@@ -99,6 +100,17 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         """Unregister and disconnect without waiting long for a daemon that hangs."""
         self._mq_timeout = self._options.retrieve_timeout_s
         super().close()
+
+    def _flush_control_futures(self) -> None:
+        """Part of `close`: one time-out for all of them, not one for each."""
+        deadline = time.monotonic() + self._options.retrieve_timeout_s
+        for future in self._control_futures:
+            try:
+                future.result(timeout=max(0.0, deadline - time.monotonic()))
+            except _RPC_ERRORS as error:
+                logger.warning("sglang_qsa: LMCache at shutdown: %s", error)
+                break
+        self._control_futures.clear()
 
     # -- identity ----------------------------------------------------------
 
@@ -201,7 +213,9 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         settled = answer is False
         if answer is True:
             # A peer failed while our copy runs; its destination is about to be freed.
-            settled = self._wait(operation, lambda f, t: f.result(timeout=t)) is not None
+            settled = (
+                self._wait(operation, lambda f, t: f.result(timeout=t)) is not None
+            )
         operation.lookup.locks_held = False
         self._cleanup_lookup_result(operation.lookup)
         all_settled = self._sync_success(settled)
@@ -254,7 +268,9 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         One collective per call, plus those of a running canary.
         """
         due = time.monotonic() >= self._retry_at
-        ready = self._sync_success(self.health.ready and (self.usable or due))
+        ready = self._sync_success(
+            self.health.ready and (self.usable or due) and not self._retired
+        )
         if not ready:
             if self.usable:
                 self._open("the daemon does not answer or has lost our registration")
@@ -291,6 +307,13 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         )
         self._drop_canary()
         self._retry_at = time.monotonic() + self._options.recovery_backoff_s
+
+    def retire(self, reason: str) -> None:
+        """Open the breaker for good; called on every rank alike."""
+        self._retired = True
+        self.usable = False
+        metrics.gauge("sglang_qsa_tier_usable", 0, store=_STORE)
+        logger.error("sglang_qsa: LMCache daemon no longer used: %s", reason)
 
     def _open(self, reason: str) -> None:
         self.usable = False

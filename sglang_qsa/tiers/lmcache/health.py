@@ -46,7 +46,7 @@ class HealthMonitor:
         self._registered = True
         self._suspicions = 0
         self._wake = threading.Event()
-        self._stopped = False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="sglang-qsa-lmcache-health", daemon=True
         )
@@ -61,7 +61,7 @@ class HealthMonitor:
 
     def stop(self) -> None:
         """End the thread; returns after its current probe."""
-        self._stopped = True
+        self._stopped.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * self._interval_s)
@@ -78,14 +78,15 @@ class HealthMonitor:
             self._registered = False
 
     def _run(self) -> None:
-        while not self._stopped:
-            self._wake.wait(self._interval_s)
-            # Leave a pause after a wake-up too: a daemon that rejects everything
-            # must not be probed in a tight loop.
-            if self._wake.is_set() and not self._stopped:
-                self._wake.clear()
-            if not self._stopped:
+        # A suspicion is probed at once, the next one after a pause: a daemon that
+        # rejects everything must not be probed in a tight loop.
+        pause_s = self._interval_s / 4
+        while not self._stopped.is_set():
+            self._wake.wait(self._interval_s - pause_s)
+            self._wake.clear()
+            if not self._stopped.is_set():
                 self._probe()
+            self._stopped.wait(pause_s)
 
     def _probe(self) -> None:
         if not self._ping():

@@ -38,9 +38,7 @@ class SelfTest:
 
     def fits(self) -> bool:
         """The pools hold source and target beside their padding records."""
-        return (
-            self.arena.pages > 2 * self.pages and self.arena.slots > TARGET_SLOT
-        )
+        return self.arena.pages > 2 * self.pages and self.arena.slots > TARGET_SLOT
 
     def plant(self) -> None:
         """Random bytes in the source, poison in the target."""

@@ -191,9 +191,7 @@ def test_case_2_object_lost_after_the_look_up(
 # -- case 3 ----------------------------------------------------------------------
 
 
-def windows_of_the_previous_occupant(
-    rank: Rank, prompt: list[int], name: str
-) -> None:
+def windows_of_the_previous_occupant(rank: Rank, prompt: list[int], name: str) -> None:
     """Slot 1 is stored; slot 4, which held another request, gets it back."""
     context = rank.pools.requests.ngram_pool.context
     conv = rank.pools.requests.short_conv_pool.conv_state
@@ -440,7 +438,13 @@ def test_salts_do_not_share(rank: Rank, prompt: list[int], name: str) -> None:
     tokens = prompt[:PAGE_TOKENS]
     salts = [
         rank.connector.build_cache_salt(*parts)
-        for parts in (("a", None), ("b", None), ("a", "lora"), (None, "a"), (None, None))
+        for parts in (
+            ("a", None),
+            ("b", None),
+            ("a", "lora"),
+            (None, "a"),
+            (None, None),
+        )
     ]
     rank.store(f"{name}-store", tokens, pages=[3], slot=1, salt=salts[0])
     found = [

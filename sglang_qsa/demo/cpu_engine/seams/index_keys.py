@@ -5,6 +5,7 @@ qsa/kernel.py:284 launches a Triton kernel on every device.
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ def _gather(
     """
     packed = compressed.new_empty((total_blocks, *compressed.shape[1:]))
     bounds = cu_blocks.tolist()
-    for sequence, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for sequence, (start, end) in enumerate(itertools.pairwise(bounds)):
         # A group of `ratio` tokens lies in one page: its first token names its key.
         tokens = slice(0, (end - start) * compress_ratio, compress_ratio)
         slots = token_slot_table[sequence, tokens].long()

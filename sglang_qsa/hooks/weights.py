@@ -1,0 +1,27 @@
+"""Stop using a tier when the weights of a running server change.
+
+The layout id holds the fingerprint of the weights the server started with. What it
+computes after an update belongs to other weights, and what the tier holds does too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_qsa.hooks.base import Hook
+
+
+def retire_tier(manager: Any, *args: Any, **kwargs: Any) -> None:
+    """Close the tier for good; every kind of weight update passes here once."""
+    retire = getattr(manager.scheduler.tree_cache, "retire_tier", None)
+    if retire is not None:
+        retire("the weights were updated; restart the server to use the tier again")
+
+
+RETIRE_TIER = Hook(
+    "retire-tier",
+    "sglang.srt.managers.scheduler_components.weight_updater"
+    ".SchedulerWeightUpdaterManager.flush_cache_after_weight_update",
+    "before",
+    retire_tier,
+)
