@@ -120,8 +120,13 @@ _WITH_TIER = (
         f"none, since sglang's LMCache tier registers no {_DRAFT_PLANES}",
     ),
     Rule(
-        ("enable_dp_attention", "attn_dp_size", "attn_cp_size", "dcp_size"),
-        (*_OFF, 1),
+        ("enable_dp_attention",),
+        _OFF,
+        "tensor parallel ranks only, which are all that the tier knows",
+    ),
+    Rule(
+        ("attn_dp_size", "attn_cp_size", "dcp_size"),
+        _ONE,
         "1, since the tier knows tensor parallel ranks only",
     ),
     Rule(("pp_size",), _ONE, "1, since pipeline stages hold different planes"),

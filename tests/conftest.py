@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from sglang_qsa.demo import cpu_engine
+from sglang_qsa.hooks import HOOKS
+from sglang_qsa.hooks.base import register
+from tests.upstream_hooks import unapply
 
 # The same examples in every run: a red test must be red for its commit. No deadline:
 # the machine may be busy.
@@ -45,6 +50,26 @@ def sglang_runtime() -> None:
     arguments._mamba_cache_chunk_size = 64
     publish(arguments, role="tokenizer")
     get_parallel().override_permanently(tp_rank=0, pp_rank=0)
+
+
+@pytest.fixture
+def registry(sglang_runtime: None) -> Iterator[Any]:
+    """SGLang's hook registry, empty; afterwards upstream is as it was."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    HookRegistry.reset()
+    yield HookRegistry
+    for target in list(HookRegistry._patched):
+        unapply(target)
+    HookRegistry.reset()
+
+
+@pytest.fixture
+def applied(registry: Any) -> Any:
+    """The hooks of this package, registered and applied as `load_plugins` does."""
+    register(HOOKS)
+    registry.apply_hooks()
+    return registry
 
 
 @pytest.fixture

@@ -122,8 +122,10 @@ _PROCESSOR_CONFIG: dict[str, Any] = {
     "processor_class": "Qwen3VLProcessor",
 }
 
+_CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
+
 _WEIGHTS_VERSION = 1
-"""Raise it whenever `_weight` or the files written below change."""
+"""Raise it whenever `_weight` or the files written below change otherwise."""
 
 _STAMP_NAME = "tiny_model.json"
 
@@ -136,7 +138,7 @@ def write_tiny_checkpoint(directory: Path) -> Path:
     a child process, so that the caller does not import torch.
 
     Raises:
-        subprocess.CalledProcessError: the child failed; its output was shown.
+        RuntimeError: the child failed; ends with what it wrote.
     """
     if _is_current(directory):
         return directory
@@ -146,12 +148,15 @@ def write_tiny_checkpoint(directory: Path) -> Path:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".tiny-") as scratch:
         fresh = Path(scratch) / "model"
-        subprocess.run(
+        child = subprocess.run(
             [sys.executable, "-m", __name__, str(fresh)],
-            check=True,
+            check=False,
             env=child_environment(),
-            stdout=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
         )
+        if child.returncode != 0:
+            raise RuntimeError(f"the tiny model was not written\n{child.stderr}")
         _replace(fresh, directory)
     return directory
 
@@ -177,6 +182,7 @@ def _digest() -> str:
         "vision": _VISION_CONFIG,
         "processor": _PROCESSOR_CONFIG,
         "special_tokens": _SPECIAL_TOKENS,
+        "chat_template": _CHAT_TEMPLATE,
     }
     canonical = json.dumps(parameters, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
@@ -268,6 +274,7 @@ def _write_tokenizer(directory: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
+        chat_template=_CHAT_TEMPLATE,
         eos_token="<eos>",
         pad_token="<pad>",
         unk_token="<unk>",

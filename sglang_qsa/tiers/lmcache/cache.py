@@ -117,6 +117,8 @@ class QsaLMCacheRadixCache(LMCacheUnifiedRadixCache):  # type: ignore[misc]
 
     def _start_external_load(self, flow: LMCacheExternalFlow, req: Any) -> int | None:
         """Start a load; one that is left in doubt is a miss with its slots held."""
+        if not self.lmcache_connector.usable:
+            return None  # looked up before the breaker opened
         try:
             loaded: int | None = super()._start_external_load(flow, req)
         except RetrieveUnsettled:

@@ -18,7 +18,8 @@ from tests.tiers.lmcache.metric import counted, value
 from tests.tiers.lmcache.rank import OPTIONS, Rank, Request, qsa_rank, until
 
 TIMEOUT_S = 0.4
-SLACK_S = 1.0
+SLACK_S = 0.8
+SLOTS = 8
 TOKENS = [*range(900_000, 900_000 + 2 * PAGE_TOKENS)]
 
 pytestmark = [pytest.mark.server, pytest.mark.usefixtures("sglang_runtime")]
@@ -112,6 +113,42 @@ def test_frozen_at_retrieve(daemon: LMCacheDaemon, hasty: Rank) -> None:
     assert value("sglang_qsa_quarantined_loads") == 0
     recover(hasty)
     assert hasty.resume(Request("again"), [*TOKENS, 0]) == len(TOKENS)
+
+
+def test_frozen_at_retrieve_costs_one_time_out(
+    daemon: LMCacheDaemon, hasty: Rank
+) -> None:
+    """Other requests that were looked up before do not wait as well."""
+    hasty.store("stored", TOKENS, pages=[3, 7], slot=1)
+    requests = [Request(f"late-{number}") for number in range(3)]
+    for request in requests:
+        hasty.ask(request, TOKENS)
+    matches = [hasty.match(request, TOKENS) for request in requests]
+    with frozen(daemon), within(TIMEOUT_S + SLACK_S):
+        for request, match in zip(requests, matches, strict=True):
+            assert match.host_hit_length == len(TOKENS)
+            assert hasty.load_back(request, match) == 0
+        assert hasty.pools.requests.mamba_allocator.available_size() == SLOTS - 1
+    scheduled(
+        hasty, lambda: not hasty.cache.has_pending_cache_operations(), "a late answer"
+    )
+    recover(hasty)
+
+
+def test_retired_tier_is_not_loaded_from(daemon: LMCacheDaemon, hasty: Rank) -> None:
+    """What was looked up before a weight update was computed with other weights."""
+    hasty.store("stored", TOKENS, pages=[3, 7], slot=1)
+    request = Request("late")
+    hasty.ask(request, TOKENS)
+    match = hasty.match(request, TOKENS)
+    assert match.host_hit_length == len(TOKENS)
+    hasty.cache.retire_tier("a test")
+    assert hasty.load_back(request, match) == 0
+    assert hasty.found("later", TOKENS) == 0
+    for _ in range(50):
+        hasty.cache.check_hicache_events()
+        time.sleep(0.01)
+    assert not hasty.connector.usable
 
 
 def test_frozen_at_store(daemon: LMCacheDaemon, hasty: Rank) -> None:
