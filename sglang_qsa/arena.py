@@ -107,6 +107,43 @@ def open_arena(*, kv_pool: Any, req_to_token_pool: Any, layout: Layout) -> Arena
     return arena
 
 
+def request_rows(
+    kv_pool: Any, token_slots: torch.Tensor, request_slot: int | None
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Every QSA buffer beside K and V, with the rows that belong to one request.
+
+    Args:
+        kv_pool: `QSATokenToKVPool`.
+        token_slots: `[tokens]` int64, the request's token slots in order.
+        request_slot: its request slot, whose ring holds the keys of an open group;
+            None leaves the rings out.
+    """
+    ratio = kv_pool.qsa_compress_ratio
+    # Groups do not straddle pages, so the first token of one names its key's row.
+    groups = token_slots[::ratio].long() // ratio
+    rows = [(buffer, groups) for buffer in kv_pool.qsa_compressed_k_buffer_pool]
+    if request_slot is not None:
+        ring = torch.arange(ratio, device=token_slots.device) + request_slot * ratio
+        rows += [(buffer, ring) for buffer in kv_pool.qsa_key_state_buffer_pool]
+        rows.append((kv_pool.qsa_rope_position_buffer, ring))
+    return rows
+
+
+def group_rows(
+    kv_pool: Any, target_slots: torch.Tensor, source_slots: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Every index key buffer, with target and source rows of the groups that move.
+
+    A group moves when its first token does, from and to the start of a group; the key
+    of a group that is torn apart is computed anew when it closes.
+    """
+    ratio = kv_pool.qsa_compress_ratio
+    first = (target_slots % ratio == 0) & (source_slots % ratio == 0)
+    target = target_slots[first].long() // ratio
+    source = source_slots[first].long() // ratio
+    return [(buffer, target, source) for buffer in kv_pool.qsa_compressed_k_buffer_pool]
+
+
 def _page_tensors(kv_pool: Any) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
     full = kv_pool.full_kv_pool
     yield "k", _typed(full.k_buffer, full.dtype)

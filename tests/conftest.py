@@ -10,9 +10,7 @@ import pytest
 from hypothesis import settings
 
 from sglang_qsa.demo import cpu_engine
-from sglang_qsa.hooks import HOOKS
-from sglang_qsa.hooks.base import register
-from tests.upstream_hooks import unapply
+from tests.upstream_hooks import empty_registry, hooks_in_place
 
 # The same examples in every run: a red test must be red for its commit. No deadline:
 # the machine may be busy.
@@ -54,22 +52,14 @@ def sglang_runtime() -> None:
 
 @pytest.fixture
 def registry(sglang_runtime: None) -> Iterator[Any]:
-    """SGLang's hook registry, empty; afterwards upstream is as it was."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    HookRegistry.reset()
-    yield HookRegistry
-    for target in list(HookRegistry._patched):
-        unapply(target)
-    HookRegistry.reset()
+    with empty_registry() as registry:
+        yield registry
 
 
 @pytest.fixture
-def applied(registry: Any) -> Any:
-    """The hooks of this package, registered and applied as `load_plugins` does."""
-    register(HOOKS)
-    registry.apply_hooks()
-    return registry
+def applied(sglang_runtime: None) -> Iterator[Any]:
+    with hooks_in_place() as registry:
+        yield registry
 
 
 @pytest.fixture

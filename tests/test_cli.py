@@ -48,9 +48,7 @@ def test_published_checkpoint_sizes(
 
 
 def test_dtypes_of_the_planes(capsys: pytest.CaptureFixture[str]) -> None:
-    found = layout(
-        capsys, "--kv-cache-dtype", "fp8_e4m3", "--index-dtype", "fp8_e4m3"
-    )
+    found = layout(capsys, "--kv-cache-dtype", "fp8_e4m3", "--index-dtype", "fp8_e4m3")
     dtypes = {plane["name"]: plane["dtype"] for plane in found["planes"]}
     assert dtypes["k"] == dtypes["v"] == dtypes["index"] == "float8_e4m3"
 

@@ -201,7 +201,7 @@ layer_ids = st.lists(st.integers(0, 63), min_size=1, max_size=5, unique=True).ma
 def geometries(draw: st.DrawFn) -> Geometry:
     """Any geometry whose groups fill its pages."""
     ratio = draw(small)
-    values = {
+    values: dict[str, Any] = {
         "page_tokens": ratio * draw(small),
         "compress_ratio": ratio,
         "ple_layers": draw(st.one_of(st.just(()), layer_ids)),
@@ -211,7 +211,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
             draw(st.permutations(["value_head", "value_dim", "key_dim"]))
         ),
     }
-    by_type = {
+    by_type: dict[str, st.SearchStrategy[Any]] = {
         "int": small,
         "bool": st.booleans(),
         "str": st.text(max_size=4),
@@ -309,9 +309,12 @@ def sizes_in(path: Path) -> Iterator[ast.expr]:
             continue
         if isinstance(node, ast.Constant) and node.value in figures:
             yield node
-        if isinstance(node, ast.Attribute) and node.attr in ITEM_WIDTHS:
-            if path.name not in MEASURES_LIVE_POOLS:
-                yield node
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in ITEM_WIDTHS
+            and path.name not in MEASURES_LIVE_POOLS
+        ):
+            yield node
 
 
 def figures_of_layouts() -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from sglang_qsa.hooks.routing import ROUTE_DEFAULT
 from sglang_qsa.preflight import BACKEND_NAME, check_launch, findings
 from tests.messages import assert_refusal
 from tests.pools import CONFIG
-from tests.upstream_hooks import unapply
+from tests.upstream_hooks import hooks_in_place
 
-pytestmark = pytest.mark.usefixtures("applied")
+pytestmark = pytest.mark.usefixtures("launch_environment")
 
 ALWAYS: list[tuple[str, Any]] = [("enable_mixed_chunk", True), ("page_size", 128)]
 WITH_TIER: list[tuple[str, Any]] = [
@@ -42,6 +43,12 @@ WITH_TIER: list[tuple[str, Any]] = [
     ("enable_memory_saver", True),
     ("kv_cache_dtype", "fp4_e2m1"),
 ]
+
+
+@pytest.fixture(scope="module")
+def launch_environment(sglang_runtime: None) -> Iterator[None]:
+    with hooks_in_place():
+        yield
 
 
 @pytest.fixture
@@ -97,9 +104,7 @@ def test_option_that_the_tier_cannot_keep(
 
 
 @pytest.mark.parametrize(("name", "value"), WITH_TIER)
-def test_option_is_fine_without_the_tier(
-    model: Path, name: str, value: object
-) -> None:
+def test_option_is_fine_without_the_tier(model: Path, name: str, value: object) -> None:
     check_launch(arguments(model, **{name: value}))
 
 
@@ -196,8 +201,11 @@ def test_tensor_parallel_size_that_does_not_divide(model: Path) -> None:
     refused(arguments(model, enable_lmcache=True, tp_size=3), found="size 3")
 
 
-def test_hook_that_did_not_apply(model: Path) -> None:
-    unapply(ROUTE_DEFAULT.target)
+def test_hook_that_did_not_apply(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    others = HookRegistry._patched - {ROUTE_DEFAULT.target}
+    monkeypatch.setattr(HookRegistry, "_patched", others)
     refused(arguments(model, enable_lmcache=True), found=ROUTE_DEFAULT.id)
 
 

@@ -61,8 +61,10 @@ def main(args: argparse.Namespace) -> int:
     if args.server_flags and not args.serve:
         print("sglang-qsa demo: server flags need --serve", file=sys.stderr)
         return NOT_STARTED
-    # Children are stopped by `with` blocks, which the default action would skip.
+    # Children are stopped by `with` blocks, which the default action would skip. A
+    # shell ignores the interrupt for what it starts in the background.
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if args.serve:
             return serve.run(args.device, args.port, args.server_flags, args.work_dir)

@@ -172,28 +172,21 @@ class ManagedProcess:
         self.child.kill()
         self.child.wait()
         deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while self._group_exists() and time.monotonic() < deadline:
+        while self.members() and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL_S)
         self.signal_group(signal.SIGKILL)
 
     def members(self) -> list[int]:
-        """Process ids of the group."""
+        """Process ids of the group, without those that only wait to be reaped."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(FileNotFoundError, ProcessLookupError):
                 # The command name, in parentheses, may contain anything.
-                _state, _parent, group, *_ = stat.read_text().rpartition(")")[2].split()
-                if int(group) == self.child.pid:
+                state, _parent, group, *_ = stat.read_text().rpartition(")")[2].split()
+                if int(group) == self.child.pid and state != "Z":
                     found.append(int(stat.parent.name))
         return found
 
     def signal_group(self, signum: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.child.pid, signum)
-
-    def _group_exists(self) -> bool:
-        try:
-            os.killpg(self.child.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,6 +14,11 @@ from sglang_qsa.demo.report import ProgressLine
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.story import lmcache_flags
 from sglang_qsa.demo.tiny_model import cached_checkpoint
+
+_HINT = """\
+The tiny model (random weights) will be served on {url}; Ctrl-C stops it. Then try:
+  curl {url}/v1/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "tiny", "prompt": "Hello", "max_tokens": 8}}'"""
 
 
 def run(device: str, port: int, flags: Sequence[str], work_dir: Path | None) -> int:
@@ -37,6 +43,7 @@ def run(device: str, port: int, flags: Sequence[str], work_dir: Path | None) -> 
         server = SGLangServer(
             model, None, device=resolve_device(device), port=port, flags=flags
         )
+        print(_HINT.format(url=server.url), file=sys.stderr, flush=True)
         running.enter_context(server)
         try:
             return server.child.wait()

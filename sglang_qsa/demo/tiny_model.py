@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 VOCAB_TOKENS = 512
 FIRST_TEXT_TOKEN = 3
 TEXT_TOKENS = 497
-"""Tokens FIRST_TEXT_TOKEN .. FIRST_TEXT_TOKEN + TEXT_TOKENS - 1 have no meaning of
-their own; the others are padding, end of sequence, unknown, and image markers."""
+"""Tokens FIRST_TEXT_TOKEN .. FIRST_TEXT_TOKEN + TEXT_TOKENS - 1 are text; below are
+padding, end of sequence and unknown, above it image markers."""
 
 INDEX_BUDGET_TOKENS = 2048
 
@@ -124,7 +124,7 @@ _PROCESSOR_CONFIG: dict[str, Any] = {
 
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 
-_WEIGHTS_VERSION = 1
+_WEIGHTS_VERSION = 2
 """Raise it whenever `_weight` or the files written below change otherwise."""
 
 _STAMP_NAME = "tiny_model.json"
@@ -265,13 +265,20 @@ def _norm_offset(name: str) -> float:
 
 
 def _write_tokenizer(directory: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    """Bytes are the only words; ids without a byte decode to `[id]`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    taken = set(_SPECIAL_TOKENS.values())
-    words = {f"t{i}": i for i in range(VOCAB_TOKENS) if i not in taken}
-    tokenizer = Tokenizer(models.WordLevel(_SPECIAL_TOKENS | words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    vocabulary = dict(_SPECIAL_TOKENS)
+    byte_names = sorted(pre_tokenizers.ByteLevel.alphabet())
+    free = sorted(set(range(VOCAB_TOKENS)) - set(vocabulary.values()))
+    for index, token in enumerate(free):
+        named = byte_names[index] if index < len(byte_names) else f"[{token}]"
+        vocabulary[named] = token
+    # SGLang reads it as this model's own tokenizer class, which is byte-level.
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=_CHAT_TEMPLATE,

@@ -6,6 +6,7 @@
 from sglang_qsa.hooks.base import Binding, Hook
 from sglang_qsa.hooks.launch import CHECK_BEFORE_RESOLUTION, PASS_ON_REFUSAL
 from sglang_qsa.hooks.lmcache import ADAPTER, CONNECTOR
+from sglang_qsa.hooks.retraction import COPY_IN, COPY_OUT, MOVE
 from sglang_qsa.hooks.routing import REGISTER_BACKEND, ROUTE_DEFAULT
 from sglang_qsa.hooks.weights import RETIRE_TIER
 
@@ -15,6 +16,9 @@ HOOKS: tuple[Hook | Binding, ...] = (
     REGISTER_BACKEND,
     ROUTE_DEFAULT,
     RETIRE_TIER,
+    COPY_OUT,
+    COPY_IN,
+    MOVE,
     CONNECTOR,
     ADAPTER,
 )

@@ -11,11 +11,16 @@ from lmcache.integration.sglang.unified_kv_adapter import SGLangUnifiedKVAdapter
 
 from sglang_qsa.arena import Arena, ArenaPlane
 from sglang_qsa.errors import LayoutMismatch, refusal
-from sglang_qsa.layout import Unit
+from sglang_qsa.layout import DType, Unit
 
 _TOKEN_NATIVE = frozenset({"k", "v"})
 """Planes the daemon understands as `[pages, tokens, heads, dim]`; every other plane
 is opaque to it, one row of bytes per page or slot."""
+_FP8 = frozenset({DType.FP8_E4M3, DType.FP8_E5M2})
+"""Registered as bytes: the daemon's torch path stores FP8 and fails to load it
+(lmcache 0.5.6)."""
+
+_COPY_BYTES = 16
 
 
 class QsaKVAdapter(SGLangUnifiedKVAdapter):  # type: ignore[misc]
@@ -40,6 +45,7 @@ class QsaKVAdapter(SGLangUnifiedKVAdapter):  # type: ignore[misc]
             unit = Unit.CHECKPOINT if group.recurrent_state else Unit.PAGE
             tensors = _tensors(self.arena, unit)
             _check_bytes(self.arena, unit, tensors)
+            _check_alignment(self.arena, unit)
             groups.append(
                 dataclasses.replace(
                     group,
@@ -61,16 +67,14 @@ def _tensors(arena: Arena, unit: Unit) -> list[tuple[torch.Tensor, int]]:
 
 def _plane_tensors(plane: ArenaPlane) -> list[tuple[torch.Tensor, int]]:
     if plane.plane.name in _TOKEN_NATIVE:
-        return [(_movable(tensor), plane.rows_per_record) for tensor in plane.tensors]
+        fp8 = plane.plane.dtype in _FP8
+        return [
+            (tensor.view(torch.uint8) if fp8 else tensor, plane.rows_per_record)
+            for tensor in plane.tensors
+        ]
     if plane.plane.unit is Unit.PAGE:
         return [(rows, 1) for rows in plane.record_rows()]
     return [(rows[:, None, :], 1) for rows in plane.record_rows()]
-
-
-def _movable(tensor: torch.Tensor) -> torch.Tensor:
-    """FP8 as bytes: the daemon's torch path has no FP8 copy (lmcache 0.5.6)."""
-    one_byte = torch.finfo(tensor.dtype).bits == 8
-    return tensor.view(torch.uint8) if one_byte else tensor
 
 
 def _check_bytes(
@@ -87,3 +91,22 @@ def _check_bytes(
                 way_out="report this configuration",
             )
         )
+
+
+def _check_alignment(arena: Arena, unit: Unit) -> None:
+    """Refuse a plane the daemon cannot copy on a GPU.
+
+    lmcache 0.5.6 packs the planes of its staging buffer without padding and copies 16
+    bytes at a time. A row of another multiple ends in a misaligned access, after
+    which the daemon fails every client.
+    """
+    for plane in arena.of(unit):
+        if plane.plane.layer_bytes % _COPY_BYTES:
+            raise LayoutMismatch(
+                refusal(
+                    found=f"{plane.plane.layer_bytes} B per layer of a record",
+                    wanted=f"a multiple of {_COPY_BYTES} B",
+                    origin=f"plane {plane.plane.name}, LMCache registration",
+                    way_out="serve this model without the LMCache tier",
+                )
+            )

@@ -7,7 +7,7 @@ compared: what was stored is there byte for byte, all other memory is as before.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,9 +44,9 @@ def prompt() -> list[int]:
 
 
 @pytest.fixture
-def name(prompt: list[int]) -> Iterator[str]:
+def name(prompt: list[int]) -> str:
     """Request ids that no other test uses."""
-    yield f"request-{prompt[0]}"
+    return f"request-{prompt[0]}"
 
 
 def assert_restored(

@@ -95,9 +95,11 @@ def test_frozen_at_retrieve(daemon: LMCacheDaemon, hasty: Rank) -> None:
     match = hasty.match(request, TOKENS)
     assert match.host_hit_length == len(TOKENS)
     with frozen(daemon):
-        with counted("sglang_qsa_loads_total", result="timeout"):
-            with within(TIMEOUT_S + SLACK_S):
-                assert hasty.load_back(request, match) == 0
+        with (
+            counted("sglang_qsa_loads_total", result="timeout"),
+            within(TIMEOUT_S + SLACK_S),
+        ):
+            assert hasty.load_back(request, match) == 0
         hasty.cache.check_hicache_events()
         assert hasty.cache.has_pending_cache_operations()
         held = pages - hasty.pools.allocator.available_size()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -34,8 +32,8 @@ class Freed:
 
 
 @pytest.fixture
-def freed() -> Iterator[Freed]:
-    yield Freed()
+def freed() -> Freed:
+    return Freed()
 
 
 def test_nothing_is_freed_while_held(freed: Freed) -> None:
