@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import sys
@@ -32,18 +33,26 @@ from sglang_qsa.geometry import ServerFacts, build, read_model_config
 from sglang_qsa.layout import Layout
 
 ANSWER_TOKENS = 16
+COLD = "cold"
+DEVICE_HIT = "device hit"
+FIRST_RESTORED = "LMCache hit, first request after the restart"
+RESTORED = "LMCache hit"
+HIT_AFTER_RESTART = "device hit after the restart"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request: `ttft_s` is the time of a request for a single token."""
+    """One prompt: `ttft_s` is the time of a request for a single token.
+
+    `logprobs` are those of that token and of an answer right after it.
+    """
 
     step: str
     ttft_s: float
     device_tokens: int
     storage_tokens: int
-    tokens_equal: bool
-    max_logprob_difference: float
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompt-tokens", type=int, default=32_780)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument(
+        "--stable-selection",
+        action="store_true",
+        help="replace upstream's selection, whose ties change from call to call",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--l1-gb", type=int, default=8)
     parser.add_argument("--chunk-tokens", type=int, default=64)
@@ -84,7 +98,11 @@ def _measure(options: argparse.Namespace, progress: ProgressLine) -> dict[str, A
     ) as daemon:
         daemon.wait_ready(progress)
         server = SGLangServer(
-            model, work, device=options.device, flags=[*lmcache_flags(daemon), *flags]
+            model,
+            work,
+            device=options.device,
+            flags=[*lmcache_flags(daemon), *flags],
+            environment=_environment(options),
         )
         with server:
             started = time.monotonic()
@@ -101,6 +119,14 @@ def _measure(options: argparse.Namespace, progress: ProgressLine) -> dict[str, A
             run.after_restart()
             layout = build(read_model_config(model), ServerFacts(), origin=str(model))
             return _result(options, run, layout, start_s, restart_s, daemon.log)
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    if not options.stable_selection:
+        return {}
+    inherited = os.environ.get("PYTHONPATH", "")
+    folder = str(Path(__file__).parent / "stable_selection")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, inherited]))}
 
 
 def _model(options: argparse.Namespace) -> tuple[Path, list[str]]:
@@ -125,26 +151,23 @@ class _Run:
         self._daemon = daemon
         self._options = options
         self._progress = progress
-        self._yardstick: Generation | None = None
         self.samples: list[Sample] = []
 
     def before_restart(self) -> None:
         self._warm()
         stored = self._daemon.stored_objects()
-        self._sample("cold")
-        self._yardstick = self._generate(self._prompt(), ANSWER_TOKENS)
+        self._sample(COLD)
         for _ in range(self._options.repeats):
-            self._sample("device hit")
+            self._sample(DEVICE_HIT)
         wait_until_stored(self._daemon, stored, self._progress)
 
     def after_restart(self) -> None:
-        self._sample("LMCache hit, first request after the restart")
+        self._sample(FIRST_RESTORED)
         self._warm()
         for _ in range(self._options.repeats):
             flush_cache(self._server.url)
-            self._sample("LMCache hit")
-        for _ in range(self._options.repeats):
-            self._sample("device hit after restart")
+            self._sample(RESTORED)
+            self._sample(HIT_AFTER_RESTART)
 
     def _warm(self) -> None:
         """Other prompts of every size involved, so that no sample compiles."""
@@ -166,20 +189,14 @@ class _Run:
         self._progress(step)
         first = self._generate(self._prompt(), 1)
         answer = self._generate(self._prompt(), ANSWER_TOKENS)
-        yardstick = self._yardstick or answer
-        pairs = zip(answer.logprobs, yardstick.logprobs, strict=True)
-        difference = max(abs(a - b) for a, b in pairs)
-        # The single-token request is the one that was restored; its log-probability
-        # is compared too.
-        difference = max(difference, abs(first.logprobs[0] - yardstick.logprobs[0]))
         self.samples.append(
             Sample(
                 step=step,
                 ttft_s=first.seconds,
                 device_tokens=first.device_tokens,
                 storage_tokens=first.storage_tokens,
-                tokens_equal=answer.output_ids == yardstick.output_ids,
-                max_logprob_difference=difference,
+                output_ids=answer.output_ids,
+                logprobs=(*first.logprobs, *answer.logprobs),
             )
         )
 
@@ -193,22 +210,24 @@ def _result(
     daemon_log: str,
 ) -> dict[str, Any]:
     anchor = anchor_tokens(options.prompt_tokens)
-    restored = [s for s in run.samples if s.step.startswith("LMCache hit")]
+    samples = run.samples
+    restored = _of(samples, FIRST_RESTORED, RESTORED)
+    hits = _of(samples, DEVICE_HIT, HIT_AFTER_RESTART)
     record_bytes = (
         anchor // layout.geometry.page_tokens * layout.page_bytes
         + layout.checkpoint_bytes
     )
-    medians = _medians(run.samples)
-    added_s = medians["LMCache hit"] - medians["device hit after restart"]
-    ok = all(
-        s.storage_tokens == anchor
-        and s.tokens_equal
-        and s.max_logprob_difference == 0.0
-        for s in restored
-    )
+    pairs = zip(_of(samples, RESTORED), _of(samples, HIT_AFTER_RESTART), strict=True)
+    added_s = statistics.median(r.ttft_s - h.ttft_s for r, h in pairs)
+    outcomes = {hit.logprobs for hit in hits}
     return {
         "benchmark": "restart",
-        "ok": ok,
+        "ok": all(
+            s.storage_tokens == anchor
+            and s.output_ids == hits[0].output_ids
+            and s.logprobs in outcomes
+            for s in restored
+        ),
         "machine": machine.describe(),
         "baseline": "device hit of the same prompt on the same server",
         "note": options.note,
@@ -216,6 +235,7 @@ def _result(
             "prompt_tokens": options.prompt_tokens,
             "repeats": options.repeats,
             "chunk_tokens": options.chunk_tokens,
+            "stable_selection": options.stable_selection,
             "flags": options.flags,
         },
         "layout_id": layout.layout_id,
@@ -223,22 +243,39 @@ def _result(
         "restored_bytes": record_bytes,
         "server_start_s": round(start_s, 1),
         "server_restart_s": round(restart_s, 1),
-        "median_ttft_s": {step: round(value, 4) for step, value in medians.items()},
+        "steps": [
+            _summary(step, _of(samples, step), hits[0])
+            for step in dict.fromkeys(sample.step for sample in samples)
+        ],
+        "device_hit_outcomes": len(outcomes),
         "restore_added_s": round(added_s, 4),
-        "restore_gb_per_s": round(record_bytes / added_s / 1e9, 2)
-        if added_s > 0
-        else None,
+        "restore_gb_per_s": (
+            round(record_bytes / added_s / 1e9, 2) if added_s > 0 else None
+        ),
         "daemon_retrieve_s": _daemon_seconds(daemon_log, anchor),
-        "max_logprob_difference": max(s.max_logprob_difference for s in restored),
-        "samples": [asdict(sample) for sample in run.samples],
+        "samples": [asdict(sample) for sample in samples],
     }
 
 
-def _medians(samples: Sequence[Sample]) -> dict[str, float]:
-    steps = dict.fromkeys(sample.step for sample in samples)
+def _of(samples: Sequence[Sample], *steps: str) -> list[Sample]:
+    return [sample for sample in samples if sample.step in steps]
+
+
+def _summary(step: str, samples: list[Sample], yardstick: Sample) -> dict[str, Any]:
+    """One line of the table; differences are to the first device hit."""
+    differences = [
+        abs(a - b)
+        for sample in samples
+        for a, b in zip(sample.logprobs, yardstick.logprobs, strict=True)
+    ]
     return {
-        step: statistics.median(s.ttft_s for s in samples if s.step == step)
-        for step in steps
+        "step": step,
+        "samples": len(samples),
+        "median_ttft_s": round(statistics.median(s.ttft_s for s in samples), 4),
+        "device_tokens": samples[0].device_tokens,
+        "storage_tokens": min(s.storage_tokens for s in samples),
+        "tokens_equal": all(s.output_ids == yardstick.output_ids for s in samples),
+        "max_logprob_difference": max(differences),
     }
 
 
@@ -252,38 +289,48 @@ def _daemon_seconds(log: str, tokens: int) -> list[float]:
 
 def as_markdown(result: dict[str, Any]) -> str:
     """The result as a table, with what it was measured on."""
-    facts = result["machine"]
+    facts, arguments = result["machine"], result["arguments"]
     versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
     lines = [
-        "# Restart and restore of a "
-        f"{result['arguments']['prompt_tokens']:,}-token prompt",
+        f"# Restart and restore of a {arguments['prompt_tokens']:,}-token prompt",
         "",
         f"{facts['gpu'] or facts['cpu']}, {versions}, commit {facts['commit'][:12]}. "
-        f"Baseline: {result['baseline']}. Medians of {result['arguments']['repeats']}.",
+        f"LMCache chunk {arguments['chunk_tokens']}. Baseline: {result['baseline']}.",
         "",
-        "| step | TTFT, s | from device | from LMCache | tokens "
-        "| max log-prob difference |",
-        "|---|---:|---:|---:|---|---:|",
+        "| step | n | TTFT, s | from device | from LMCache | tokens "
+        "| max log-prob difference to the first device hit |",
+        "|---|---:|---:|---:|---:|---|---:|",
     ]
-    for step, median in result["median_ttft_s"].items():
-        samples = [s for s in result["samples"] if s["step"] == step]
-        worst = max(s["max_logprob_difference"] for s in samples)
-        equal = "equal" if all(s["tokens_equal"] for s in samples) else "differ"
-        lines.append(
-            f"| {step} | {median:.3f} | {samples[0]['device_tokens']:,} "
-            f"| {samples[0]['storage_tokens']:,} | {equal} "
-            f"| {'–' if step == 'cold' else f'{worst:g}'} |"
-        )
+    lines += [
+        f"| {row['step']} | {row['samples']} | {row['median_ttft_s']:.3f} "
+        f"| {row['device_tokens']:,} | {row['storage_tokens']:,} "
+        f"| {'equal' if row['tokens_equal'] else 'differ'} "
+        f"| {row['max_logprob_difference']:g} |"
+        for row in result["steps"]
+    ]
     rate = result["restore_gb_per_s"]
     lines += [
         "",
-        f"{result['restored_bytes'] / 1e6:,.1f} MB restored; "
-        f"{result['restore_added_s'] * 1e3:,.1f} ms over a device hit"
-        + (f" ({rate:g} GB/s)." if rate else "."),
+        f"{result['restored_bytes'] / 1e6:,.1f} MB restored, median "
+        f"{result['restore_added_s'] * 1e3:,.1f} ms over the device hit right after it"
+        + (f" ({rate:g} GB/s)." if rate else " (below the noise)."),
+        "",
+        _outcomes(result),
     ]
     if result["note"]:
         lines += ["", result["note"]]
     return "\n".join(lines) + "\n"
+
+
+def _outcomes(result: dict[str, Any]) -> str:
+    count = result["device_hit_outcomes"]
+    if count == 1:
+        return "All device hits gave the same log-probabilities, bit for bit."
+    return (
+        f"Device hits by themselves gave {count} different sets of log-probabilities: "
+        "upstream's block selection breaks ties by atomics. "
+        f"Every restored prompt gave one of these, bit for bit: {result['ok']}."
+    )
 
 
 if __name__ == "__main__":

@@ -298,16 +298,20 @@ def test_layers_that_overlap_by_one_page(pools: Pools) -> None:
 def test_values_in_the_place_of_keys(pools: Pools) -> None:
     full = pools.kv.full_kv_pool
     full.v_buffer = list(full.k_buffer)
-    refused(pools, origin="plane v, layer 0")
+    refused(pools, origin="plane v, layer", found="shared with plane k")
 
 
-def test_layer_strides_of_the_state_are_checked(pools: Pools) -> None:
-    """`[slots, layers, …]` viewed as `[layers, slots, …]`: the right shape."""
+@pytest.mark.parametrize(
+    "axes", [(0, 1), (-1, -2)], ids=["layer and slot", "key and value"]
+)
+def test_states_in_another_memory_order(pools: Pools, axes: tuple[int, int]) -> None:
+    """The right shape over bytes of another order; with equal sizes nobody sees it."""
     pool = pools.requests.mamba_pool
-    moved = pool.mamba_cache.temporal.transpose(0, 1).contiguous().transpose(0, 1)
-    assert moved.shape == pool.mamba_cache.temporal.shape
+    temporal = pool.mamba_cache.temporal
+    moved = temporal.transpose(*axes).contiguous().transpose(*axes)
+    assert moved.shape == temporal.shape
     pool.mamba_cache = dataclasses.replace(pool.mamba_cache, temporal=moved)
-    refused(pools, origin="plane ssm, layer 0")
+    refused(pools, origin="plane ssm, layer 0", found="stride")
 
 
 @pytest.mark.parametrize("wrong", [every_other_row, heads_behind_dims])

@@ -46,6 +46,17 @@ def test_moved_folder_is_equal(checkpoint: Path, tmp_path: Path) -> None:
     assert fingerprint_checkpoint(checkpoint.rename(tmp_path / "moved")) == before
 
 
+def test_order_of_the_folder_does_not_matter(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems list names in any order."""
+    before = fingerprint_checkpoint(checkpoint)
+    names = sorted(checkpoint.iterdir())
+    for order in (names, names[::-1]):
+        monkeypatch.setattr(Path, "iterdir", lambda _self, order=order: iter(order))
+        assert fingerprint_checkpoint(checkpoint) == before
+
+
 def test_linked_files_are_equal(checkpoint: Path, tmp_path: Path) -> None:
     """Hugging Face's cache holds links to blobs."""
     links = tmp_path / "snapshot"

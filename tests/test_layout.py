@@ -337,5 +337,5 @@ def test_size_check_sees_sizes(tmp_path: Path) -> None:
 
 def test_labels_of_dtypes_differ() -> None:
     """Identities hold labels; two members with one label would be one identity."""
-    labels = [dtype.label for dtype in DType]
-    assert len(set(labels)) == len(labels)
+    labels = {dtype.label for dtype in DType.__members__.values()}
+    assert len(labels) == len(DType.__members__)

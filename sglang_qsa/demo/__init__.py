@@ -73,6 +73,9 @@ def main(args: argparse.Namespace) -> int:
     except StartFailed as error:
         print(f"sglang-qsa demo: {error}", file=sys.stderr)
         return NOT_STARTED
+    except story.Interrupted as error:
+        print(f"sglang-qsa demo: {error}", file=sys.stderr)
+        return FAILED
     print(report.as_json(result) if args.json else report.as_table(result))
     return 0 if result.ok else FAILED
 

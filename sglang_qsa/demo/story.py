@@ -76,6 +76,10 @@ class Story:
         return not self.failures
 
 
+class Interrupted(RuntimeError):
+    """The story could not be told to its end."""
+
+
 def run(device: str, work_dir: Path | None, progress: Progress) -> Story:
     """Play the story; everything started is stopped before this returns.
 
@@ -85,14 +89,17 @@ def run(device: str, work_dir: Path | None, progress: Progress) -> Story:
             story holds.
     Raises:
         StartFailed: the daemon or the server did not start.
-        OSError: the server died, or a request took too long.
+        Interrupted: the server or the daemon stopped answering.
     """
     started = time.monotonic()
     device = resolve_device(device)
     progress("preparing the tiny model")
     model = cached_checkpoint()
     logs = work_dir or Path(tempfile.mkdtemp(prefix="sglang-qsa-demo-"))
-    steps = _compare(_play(model, device, logs, progress))
+    try:
+        steps = _compare(_play(model, device, logs, progress))
+    except OSError as error:
+        raise Interrupted(f"{error}; logs: {logs}") from error
     failures = tuple(failure for step in steps for failure in _failures(step))
     if work_dir is None and not failures:
         shutil.rmtree(logs)
