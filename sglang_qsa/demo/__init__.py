@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="where the server runs (default: on the GPU if torch sees one)",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the server runs (default: cpu, which works on every machine)",
     )
     parser.add_argument(
         "--work-dir",

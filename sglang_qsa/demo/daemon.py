@@ -22,6 +22,7 @@ class LMCacheDaemon(ManagedProcess):
 
     Args:
         work_dir: gets the log file and the client's configuration.
+        device: that of the servers whose memory it maps, "cpu" or "cuda".
         chunk_tokens: granularity of stored K/V.
         l1_gb: memory for cached objects.
         separate_object_groups: without it the daemon cannot hold recurrent state;
@@ -34,6 +35,7 @@ class LMCacheDaemon(ManagedProcess):
         self,
         work_dir: Path,
         *,
+        device: str = "cpu",
         chunk_tokens: int = 64,
         l1_gb: int = 1,
         separate_object_groups: bool = True,
@@ -43,6 +45,7 @@ class LMCacheDaemon(ManagedProcess):
         self.port = free_port()
         self.http_port = free_port()
         self._metrics_port = free_port()
+        self._device = device
         self._chunk_tokens = chunk_tokens
         self._l1_gb = l1_gb
         self._separate_object_groups = separate_object_groups
@@ -72,8 +75,11 @@ class LMCacheDaemon(ManagedProcess):
         return [sys.executable, "-m", "lmcache.cli.main", "server", *flat, groups]
 
     def environment(self) -> dict[str, str]:
+        environment = super().environment()
+        if self._device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         quiet = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
-        return super().environment() | quiet
+        return environment | quiet
 
     def is_ready(self) -> bool:
         try:

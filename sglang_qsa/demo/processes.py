@@ -171,10 +171,9 @@ class ManagedProcess:
         """
         self.child.kill()
         self.child.wait()
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while self.members() and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S)
+        self._wait_gone()
         self.signal_group(signal.SIGKILL)
+        self._wait_gone()
 
     def members(self) -> list[int]:
         """Process ids of the group, without those that only wait to be reaped."""
@@ -190,3 +189,8 @@ class ManagedProcess:
     def signal_group(self, signum: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.child.pid, signum)
+
+    def _wait_gone(self) -> None:
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while self.members() and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL_S)

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sglang_qsa.demo.daemon import LMCacheDaemon
-from sglang_qsa.demo.device import resolve_device
 from sglang_qsa.demo.report import ProgressLine
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.story import lmcache_flags
@@ -37,12 +36,10 @@ def run(device: str, port: int, flags: Sequence[str], work_dir: Path | None) -> 
             progress("preparing the tiny model")
             model = cached_checkpoint()
             if not flags:
-                daemon = running.enter_context(LMCacheDaemon(logs))
+                daemon = running.enter_context(LMCacheDaemon(logs, device=device))
                 daemon.wait_ready(progress)
                 flags = lmcache_flags(daemon)
-        server = SGLangServer(
-            model, None, device=resolve_device(device), port=port, flags=flags
-        )
+        server = SGLangServer(model, None, device=device, port=port, flags=flags)
         print(_HINT.format(url=server.url), file=sys.stderr, flush=True)
         running.enter_context(server)
         try:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from sglang_qsa.demo.client import Generation, generate
 from sglang_qsa.demo.daemon import LMCacheDaemon
-from sglang_qsa.demo.device import resolve_device
 from sglang_qsa.demo.processes import Progress
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.tiny_model import (
@@ -84,7 +83,7 @@ def run(device: str, work_dir: Path | None, progress: Progress) -> Story:
     """Play the story; everything started is stopped before this returns.
 
     Args:
-        device: "cpu", "cuda" or "auto".
+        device: "cpu" or "cuda".
         work_dir: for logs; None takes a temporary directory that is removed if the
             story holds.
     Raises:
@@ -92,7 +91,6 @@ def run(device: str, work_dir: Path | None, progress: Progress) -> Story:
         Interrupted: the server or the daemon stopped answering.
     """
     started = time.monotonic()
-    device = resolve_device(device)
     progress("preparing the tiny model")
     model = cached_checkpoint()
     logs = work_dir or Path(tempfile.mkdtemp(prefix="sglang-qsa-demo-"))
@@ -100,7 +98,7 @@ def run(device: str, work_dir: Path | None, progress: Progress) -> Story:
         steps = _compare(_play(model, device, logs, progress))
     except OSError as error:
         raise Interrupted(f"{error}; logs: {logs}") from error
-    failures = tuple(failure for step in steps for failure in _failures(step))
+    failures = tuple(failure for step in steps for failure in failures_of(step))
     if work_dir is None and not failures:
         shutil.rmtree(logs)
     return Story(device, steps, failures, logs, round(time.monotonic() - started, 1))
@@ -148,7 +146,7 @@ class _Request:
 
 
 def _play(model: Path, device: str, logs: Path, progress: Progress) -> list[_Request]:
-    with LMCacheDaemon(logs) as daemon:
+    with LMCacheDaemon(logs, device=device) as daemon:
         daemon.wait_ready(progress)
         server = SGLangServer(model, logs, device=device, flags=lmcache_flags(daemon))
         with server:
@@ -200,7 +198,7 @@ def _step(phase: Phase, answer: Generation, yardstick: Generation) -> Step:
     )
 
 
-def _failures(step: Step) -> Iterator[str]:
+def failures_of(step: Step) -> Iterator[str]:
     """Why a step does not show what it claims to show."""
     anchor = anchor_tokens(step.prompt_tokens)
     source, served, wanted = {

@@ -100,7 +100,6 @@ def test_answers_are_the_reference_s(setup: Setup, reference: Any, tokens: int) 
         logits = reference(input_ids=ids).logits[0, tokens - 1 : -1].float()
     logprobs = logits.log_softmax(-1)
     of_answer = logprobs.gather(-1, ids[0, tokens:, None])[:, 0]
-    print("DIFF", tokens, (of_answer-torch.tensor(answer.logprobs)).abs().max(), (logprobs.max(-1).values - of_answer).max())
     assert of_answer.tolist() == pytest.approx(answer.logprobs, abs=LOGPROB_TOLERANCE)
     # Greedy, but for a tie within the rounding.
     best = logprobs.max(-1).values
@@ -153,4 +152,3 @@ def test_lost_plane_shows(setup: Setup, device_hit: Generation, plane: str) -> N
     restored = setup.restored(prompt(LONG_TOKENS))
     assert not setup.loss.exists()
     assert restored.logprobs != device_hit.logprobs
-

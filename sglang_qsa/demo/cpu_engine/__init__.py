@@ -40,6 +40,7 @@ def child_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         entries.append(str(_PACKAGE_ROOT))
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entries))
     environment["SGLANG_USE_CPU_ENGINE"] = "1"
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     # Tensors are tiny here: more threads only wait for each other, for seconds where
     # another process holds a core.
     environment.setdefault("OMP_NUM_THREADS", "1")
@@ -55,6 +56,7 @@ def activate() -> None:
         RuntimeError: a module that has a seam is already imported.
     """
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if any(isinstance(finder, PostImport) for finder in sys.meta_path):
         return
