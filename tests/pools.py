@@ -109,7 +109,12 @@ class Pools:
 
 
 def build_pools(
-    *, pages: int = 16, slots: int = 8, ple: bool = True, kv_dtype: str = "bfloat16"
+    *,
+    pages: int = 16,
+    slots: int = 8,
+    ple: bool = True,
+    ngram_tokens: int = 2,
+    kv_dtype: str = "bfloat16",
 ) -> Pools:
     """Pools of `pages` pages and `slots` state slots, padding not counted.
 
@@ -118,7 +123,7 @@ def build_pools(
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
     dtype = getattr(torch, kv_dtype)
-    requests = _request_pool(slots, ple)
+    requests = _request_pool(slots, ple, ngram_tokens)
     kv = _kv_pool(pages, requests, dtype)
     allocator = PagedTokenToKVPoolAllocator(
         size=pages * PAGE_TOKENS,
@@ -131,7 +136,7 @@ def build_pools(
     return Pools(kv, requests, allocator)
 
 
-def _request_pool(slots: int, ple: bool) -> Any:
+def _request_pool(slots: int, ple: bool, ngram_tokens: int) -> Any:
     from sglang.srt.configs import mamba_utils as states
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
@@ -148,7 +153,7 @@ def _request_pool(slots: int, ple: bool) -> Any:
     windows: dict[str, Any] = {
         "short_conv_layer_ids": PLE_LAYERS,
         "short_conv_state_shape": (40, 9),
-        "ngram_context_len": 2,
+        "ngram_context_len": ngram_tokens,
         "ngram_eos_token_id": PADDING_TOKEN,
     }
     return HybridReqToTokenPool(

@@ -142,8 +142,14 @@ def test_unreachable_daemon(
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [(None, "no such file"), ("chunk_size: 64\n", "no mp_host")],
-    ids=["missing", "without an address"],
+    [
+        (None, "No such file"),
+        ("chunk_size: 64\n", "mp_host None"),
+        ("mp_host: 127.0.0.1\nmp_port: five\n", "mp_port None"),
+        ("mp_host: [1,\n", "malformed YAML"),
+        ("hello\n", "str"),
+    ],
+    ids=["missing", "no address", "no port", "malformed", "not a mapping"],
 )
 def test_lmcache_s_own_config_file(
     model: Path, tmp_path: Path, text: str | None, found: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,3 +42,9 @@ def test_imported_too_early() -> None:
     importlib.import_module("some_upstream")
     with pytest.raises(RuntimeError, match="some_upstream"):
         install({"some_upstream": "some_patch"})
+
+
+def test_the_demo_s_command_line_is_light() -> None:
+    """`sglang-qsa` declares the demo's options without importing what runs it."""
+    check = "import sys, sglang_qsa.demo; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

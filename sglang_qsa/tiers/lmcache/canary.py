@@ -52,7 +52,8 @@ class Canary:
         self._name = f"sglang-qsa-canary-{nonce}"
         tokens = _CHUNKS * connector.chunk_size
         self.tokens = [(nonce + i) % 1_000_003 for i in range(tokens)]
-        self._sessions = [f"{self._name}-store"]
+        self._store_id = f"{self._name}-store"
+        self._lookups: list[Any] = []
         self._steps = self._run()
 
     def advance(self) -> CanaryResult | None:
@@ -60,14 +61,25 @@ class Canary:
         return next(self._steps)
 
     def close(self) -> None:
-        """Drop the daemon's sessions and read locks of this trial."""
-        for request_id in self._sessions:
-            self._connector.finish_request(request_id)
+        """Drop the daemon's sessions and read locks of this trial.
+
+        The end of a session leaves its locks in place (lmcache 0.5.6).
+        """
+        connector = self._connector
+        for lookup in self._lookups:
+            if lookup.locks_held:
+                connector.free_lookup_locks(
+                    lookup.request_id,
+                    start=lookup.lock_start,
+                    end=lookup.total_hit_tokens,
+                )
+            connector.finish_request(lookup.request_id)
+        connector.finish_request(self._store_id)
 
     def _run(self) -> Generator[CanaryResult | None, None, None]:
         connector, chunk = self._connector, self._connector.chunk_size
         operation = connector.submit_unguarded_store(
-            self._sessions[0],
+            self._store_id,
             self.tokens,
             connector.block_indices(tokens=len(self.tokens), first_page=1, slot=1),
             cache_salt=self._salt,
@@ -98,11 +110,11 @@ class Canary:
     def _look_up(
         self, suffix: str, tokens: list[int]
     ) -> Generator[CanaryResult | None, None, Any]:
-        connector, request_id = self._connector, f"{self._name}-{suffix}"
-        self._sessions.append(request_id)
+        connector = self._connector
         lookup = connector.submit_unguarded_lookup(
-            request_id, tokens, cache_salt=self._salt
+            f"{self._name}-{suffix}", tokens, cache_salt=self._salt
         )
+        self._lookups.append(lookup)
         while connector.poll_unguarded_lookup(lookup) is None:
             yield None
         return lookup

@@ -101,6 +101,11 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         self._mq_timeout = self._options.retrieve_timeout_s
         super().close()
 
+    def end_all_sessions(self) -> None:
+        """Those of a running canary too, whose locks outlive its sessions."""
+        self._drop_canary()
+        super().end_all_sessions()
+
     def _flush_control_futures(self) -> None:
         """Part of `close`: one time-out for all of them, not one for each."""
         deadline = time.monotonic() + self._options.retrieve_timeout_s
@@ -165,9 +170,9 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         late = self.is_lookup_leader and time.monotonic() > deadline
         if late:
             # The parent reads a missing submission as zero hits and shares that
-            # result with every rank. END_SESSION, sent when the request finishes,
-            # releases what the daemon may still lock for this look-up.
+            # result with every rank.
             operation.submission_future = None
+            self._release_unseen_locks(operation)
             self.health.suspect(f"no look-up result for {operation.request_id}")
         hit = super().poll_lookup(operation)
         if hit is None:
@@ -176,6 +181,18 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         result = "timeout" if late else "hit" if hit else "miss"
         metrics.count("sglang_qsa_lookups_total", store=_STORE, result=result)
         return int(hit)
+
+    def _release_unseen_locks(self, operation: LMCacheLookupOperation) -> None:
+        """Unlock what the daemon will find for a look-up that nobody waits for.
+
+        It handles this after the look-up and releases exactly what that one locked;
+        the end of the session does not (lmcache 0.5.6).
+        """
+        end = len(operation.token_ids) // self.chunk_size * self.chunk_size
+        key = self._create_key(operation, start=0, end=end, worker_id=None)
+        self._track_control_future(
+            self._req_client.free_lookup_locks(key, self.kv_world_size)
+        )
 
     # -- load --------------------------------------------------------------
 

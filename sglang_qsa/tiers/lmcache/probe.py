@@ -52,15 +52,32 @@ def _endpoint(config_file: str | None) -> tuple[str, str]:
     from lmcache.v1.config import load_engine_config_with_overrides
 
     origin = config_file or "LMCache's environment variables"
-    if config_file and not Path(config_file).is_file():
-        raise _bad_config(origin, "no such file", "a readable LMCache YAML file")
+    if config_file:
+        _check_yaml(Path(config_file))
     config: Any = load_engine_config_with_overrides(config_file_path=config_file)
-    if not config.mp_host:
-        raise _bad_config(origin, "no mp_host", "mp_host and mp_port of the daemon")
+    if not config.mp_host or not config.mp_port:
+        found = f"mp_host {config.mp_host!r}, mp_port {config.mp_port!r}"
+        raise _bad_config(origin, found, "mp_host and mp_port of the daemon")
     host = str(config.mp_host)
     if "://" not in host:
         host = f"tcp://{host}"
     return f"{host.rstrip(':')}:{int(config.mp_port)}", origin
+
+
+def _check_yaml(file: Path) -> None:
+    """Upstream's loader answers a broken file with whatever it trips over."""
+    import yaml
+
+    wanted = "a YAML mapping with mp_host and mp_port"
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _bad_config(str(file), error.strerror or str(error), wanted) from None
+    except yaml.YAMLError as error:
+        found = "malformed YAML: " + " ".join(str(error).split())
+        raise _bad_config(str(file), found, wanted) from None
+    if not isinstance(document, dict):
+        raise _bad_config(str(file), type(document).__name__, wanted)
 
 
 def _bad_config(origin: str, found: str, wanted: str) -> ConfigError:

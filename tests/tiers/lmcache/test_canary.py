@@ -19,6 +19,8 @@ class Lookup:
     request_id: str
     tokens: list[int]
     total_hit_tokens: int | None = None
+    locks_held: bool = False
+    lock_start: int = 0
 
 
 @dataclass
@@ -37,6 +39,7 @@ class SmallDaemon:
     polls: int = 0
     lookups: int = 0
     open_requests: set[str] = field(default_factory=set)
+    locked: set[str] = field(default_factory=set)
     salts: set[str] = field(default_factory=set)
 
     def build_cache_salt(self, salt: str | None, extra: str | None) -> str:
@@ -75,7 +78,16 @@ class SmallDaemon:
         if not self._answered():
             return None
         lookup.total_hit_tokens = self._found(lookup.tokens)
+        lookup.locks_held = lookup.total_hit_tokens > 0
+        if lookup.locks_held:
+            self.locked.add(lookup.request_id)
         return lookup.total_hit_tokens
+
+    def free_lookup_locks(self, request: str, *, start: int, end: int) -> None:
+        assert request in self.open_requests
+        assert start == 0
+        assert end > 0
+        self.locked.discard(request)
 
     def finish_request(self, request: str) -> None:
         self.open_requests.discard(request)
@@ -144,12 +156,22 @@ def test_sound_verdict_carries_the_locked_look_up() -> None:
     ],
     ids=repr,
 )
-def test_close_leaves_no_session(fault: dict[str, Any]) -> None:
+def test_close_leaves_no_session_and_no_lock(fault: dict[str, Any]) -> None:
+    """The daemon keeps the locks of a session that has ended (lmcache 0.5.6)."""
     daemon = SmallDaemon(**fault)
     _, canary = run(daemon)
     assert daemon.open_requests
     canary.close()
     assert not daemon.open_requests
+    assert not daemon.locked
+
+
+def test_close_leaves_locks_alone_that_a_load_has_consumed() -> None:
+    daemon = SmallDaemon()
+    result, canary = run(daemon)
+    result.lookup.locks_held = False
+    canary.close()
+    assert daemon.locked == {result.lookup.request_id}
 
 
 def test_close_in_the_middle_leaves_no_session() -> None:
