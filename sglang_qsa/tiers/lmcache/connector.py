@@ -2,8 +2,7 @@
 
 What upstream waits for without limit gets a time-out; what a time-out leaves in
 doubt is reported, never assumed; and while the daemon is in doubt nothing is asked
-of it (`usable`, the circuit breaker). `usable` changes only in `tick` and after a
-collective, so every rank of a server sees the same value at the same step.
+of it (`breaker`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import random
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,7 +28,7 @@ from lmcache.v1.mp_observability.errors import LMCacheTimeoutError
 from sglang_qsa import metrics
 from sglang_qsa.config import QsaConfig
 from sglang_qsa.errors import StoreUnavailable, refusal
-from sglang_qsa.tiers.lmcache.canary import Canary, CanaryResult, Verdict
+from sglang_qsa.tiers.lmcache.breaker import Breaker
 from sglang_qsa.tiers.lmcache.health import HealthMonitor
 from sglang_qsa.tiers.lmcache.quarantine import RetrieveUnsettled
 
@@ -47,12 +45,9 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
 
     def __init__(self, *, options: QsaConfig, **upstream: Any) -> None:
         self._options = options
-        self.usable = False
-        self._retired = False
+        self.breaker = Breaker(self, backoff_s=options.recovery_backoff_s)
         self._lookup_deadlines: dict[str, float] = {}
         self._in_flight: list[Any] = []
-        self._canary: Canary | None = None
-        self._retry_at = 0.0
         try:
             super().__init__(**upstream)
         except LMCacheTimeoutError as error:
@@ -103,7 +98,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
 
     def end_all_sessions(self) -> None:
         """Those of a running canary too, whose locks outlive its sessions."""
-        self._drop_canary()
+        self.breaker.drop_canary()
         super().end_all_sessions()
 
     def _flush_control_futures(self) -> None:
@@ -226,7 +221,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
             return True
         # Closed at once on every rank: the next request of this scheduling pass
         # must not wait for the same daemon.
-        self._open(f"load for {operation.request_id} was not accepted")
+        self.breaker.open(f"load for {operation.request_id} was not accepted")
         settled = answer is False
         if answer is True:
             # A peer failed while our copy runs; its destination is about to be freed.
@@ -279,68 +274,14 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
 
     # -- health ------------------------------------------------------------
 
+    @property
+    def usable(self) -> bool:
+        """Whether the daemon may be asked anything; the same on every rank."""
+        return self.breaker.usable
+
     def tick(self) -> None:
-        """Close or re-open the breaker; called at every scheduler safe point.
-
-        One collective per call, plus those of a running canary.
-        """
-        due = time.monotonic() >= self._retry_at
-        ready = self._sync_success(
-            self.health.ready and (self.usable or due) and not self._retired
-        )
-        if not ready:
-            if self.usable:
-                self._open("the daemon does not answer or has lost our registration")
-            self._drop_canary()
-            return
-        if self.usable:
-            return
-        result = self.advance_canary()
-        if result is not None:
-            self._settle(result)
-
-    def advance_canary(self) -> CanaryResult | None:
-        """One step of the running canary, starting one if there is none."""
-        if self._canary is None:
-            nonce = random.getrandbits(48) if self.is_lookup_leader else 0
-            self._canary = Canary(self, self._sync_leader_int(nonce))
-        return self._canary.advance()
-
-    def accept_canary(self) -> None:
-        """The canary's verdict was good: use the daemon."""
-        self._drop_canary()
-        self.usable = True
-        metrics.gauge("sglang_qsa_tier_usable", 1, store=_STORE)
-        logger.info("sglang_qsa: LMCache daemon %s in use", self.server_url)
-
-    def _settle(self, result: CanaryResult) -> None:
-        if result.verdict is Verdict.SOUND:
-            self.accept_canary()
-            return
-        logger.error(
-            "sglang_qsa: LMCache daemon not used: %s; next trial in %.0f s",
-            result.verdict.value,
-            self._options.recovery_backoff_s,
-        )
-        self._drop_canary()
-        self._retry_at = time.monotonic() + self._options.recovery_backoff_s
-
-    def retire(self, reason: str) -> None:
-        """Open the breaker for good; called on every rank alike."""
-        self._retired = True
-        self.usable = False
-        metrics.gauge("sglang_qsa_tier_usable", 0, store=_STORE)
-        logger.error("sglang_qsa: LMCache daemon no longer used: %s", reason)
-
-    def _open(self, reason: str) -> None:
-        self.usable = False
-        metrics.gauge("sglang_qsa_tier_usable", 0, store=_STORE)
-        self.health.suspect(reason)
-
-    def _drop_canary(self) -> None:
-        if self._canary is not None:
-            self._canary.close()
-            self._canary = None
+        """Close or re-open the breaker; called at every scheduler safe point."""
+        self.breaker.update(ready=self.health.ready)
 
     def _answers(self) -> bool:
         """Health thread: one ping."""

@@ -137,6 +137,7 @@ class Rank:
     def found(self, request: str, tokens: Sequence[int], salt: str = "") -> int:
         """How many tokens the tier could restore; nothing stays locked."""
         hit = int(self.look_up(request, tokens, salt).total_hit_tokens)
+        self.connector.free_lookup_locks(request, start=0, end=hit)
         self.connector.finish_request(request)
         return hit
 

@@ -14,7 +14,7 @@ import pytest
 
 from sglang_qsa.demo.daemon import LMCacheDaemon
 from tests.pools import PAGE_TOKENS
-from tests.tiers.lmcache.left_behind import held_for_clients
+from tests.tiers.lmcache.left_behind import nothing_left_behind
 from tests.tiers.lmcache.metric import counted, value
 from tests.tiers.lmcache.rank import OPTIONS, Rank, Request, qsa_rank, until
 
@@ -89,11 +89,11 @@ def test_frozen_at_look_up(daemon: LMCacheDaemon, hasty: Rank) -> None:
 def test_late_look_up_leaves_nothing_locked(daemon: LMCacheDaemon, hasty: Rank) -> None:
     """Locked objects cannot be evicted for minutes; a slow daemon would fill up."""
     hasty.store("stored", TOKENS, pages=[3, 7], slot=1)
-    with frozen(daemon):
-        assert hasty.look_up("late", TOKENS).total_hit_tokens == 0
-        hasty.connector.finish_request("late")
-    recover(hasty)
-    until(lambda: not held_for_clients(daemon) or None, "the release of locks")
+    with nothing_left_behind(daemon):
+        with frozen(daemon):
+            assert hasty.look_up("late", TOKENS).total_hit_tokens == 0
+            hasty.connector.finish_request("late")
+        recover(hasty)
 
 
 def test_frozen_at_retrieve(daemon: LMCacheDaemon, hasty: Rank) -> None:

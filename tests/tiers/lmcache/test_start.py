@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from sglang_qsa.errors import LayoutMismatch, StoreUnavailable, UpstreamMismatch
 from sglang_qsa.layout import build_layout
 from tests.messages import assert_refusal
 from tests.pools import build_pools, small_layout
-from tests.tiers.lmcache.left_behind import held_for_clients, registered_servers
+from tests.tiers.lmcache.left_behind import held_for_clients, nothing_left_behind
 from tests.tiers.lmcache.metric import value
-from tests.tiers.lmcache.rank import OPTIONS, qsa_rank, until
+from tests.tiers.lmcache.rank import OPTIONS, qsa_rank
 
 pytestmark = [pytest.mark.server, pytest.mark.usefixtures("sglang_runtime")]
 
@@ -27,9 +28,13 @@ HASTY = dataclasses.replace(OPTIONS, register_timeout_s=0.5, retrieve_timeout_s=
 SLACK_S = 1.5
 
 
-def assert_nothing_left(daemon: LMCacheDaemon) -> None:
-    until(lambda: not registered_servers(daemon) or None, "the end of a registration")
-    until(lambda: not held_for_clients(daemon) or None, f"{held_for_clients(daemon)}")
+@pytest.fixture(autouse=True)
+def nothing_left(daemons: dict[str, LMCacheDaemon]) -> Iterator[None]:
+    """Whether it starts or is refused."""
+    with ExitStack() as stack:
+        for daemon in daemons.values():
+            stack.enter_context(nothing_left_behind(daemon))
+        yield
 
 
 def test_tier_is_in_use_and_the_pools_are_as_allocated(daemon: LMCacheDaemon) -> None:
@@ -47,8 +52,7 @@ def test_tier_is_in_use_and_the_pools_are_as_allocated(daemon: LMCacheDaemon) ->
         }
         # Each slot's n-gram window is set anew when a request gets the slot.
         assert used <= {"ple_ngram"}
-        assert registered_servers(daemon) == 1
-    assert_nothing_left(daemon)
+        assert held_for_clients(daemon)["servers"] == 1
 
 
 def test_pools_too_small_for_the_self_test(daemon: LMCacheDaemon) -> None:
@@ -56,7 +60,6 @@ def test_pools_too_small_for_the_self_test(daemon: LMCacheDaemon) -> None:
         qsa_rank(daemon.client_config, pools=build_pools(pages=3))
     assert_refusal(caught.value, origin="device pools", found="3 pages")
     assert "--max-total-tokens" in str(caught.value)
-    assert_nothing_left(daemon)
 
 
 def test_no_daemon(tmp_path: Path) -> None:
@@ -79,10 +82,9 @@ def test_frozen_daemon(daemon: LMCacheDaemon) -> None:
     assert_refusal(caught.value, origin=f"tcp://{HOST}", found="no answer")
 
 
-def test_merging_daemon_keeps_nothing(daemons: dict[str, LMCacheDaemon]) -> None:
+def test_merging_daemon(daemons: dict[str, LMCacheDaemon]) -> None:
     with pytest.raises(StoreUnavailable):
         qsa_rank(daemons["merging-daemon"].client_config)
-    assert_nothing_left(daemons["merging-daemon"])
 
 
 def test_plane_that_is_not_the_pool_s_memory(
@@ -103,7 +105,6 @@ def test_plane_that_is_not_the_pool_s_memory(
     with pytest.raises(LayoutMismatch) as caught:
         qsa_rank(daemon.client_config)
     assert_refusal(caught.value, found="other bytes in index after a round trip")
-    assert_nothing_left(daemon)
 
 
 @pytest.mark.parametrize("name", ["connector", "adapter"])
@@ -124,7 +125,6 @@ def test_class_of_upstream_in_place_of_ours(
     with pytest.raises(UpstreamMismatch) as caught:
         qsa_rank(daemon.client_config)
     assert_refusal(caught.value, found="Another")
-    assert_nothing_left(daemon)
 
 
 def test_plane_that_the_daemon_cannot_copy(daemon: LMCacheDaemon) -> None:
@@ -137,4 +137,3 @@ def test_plane_that_the_daemon_cannot_copy(daemon: LMCacheDaemon) -> None:
             pools=build_pools(ngram_tokens=3),
         )
     assert_refusal(caught.value, origin="plane ple_ngram", found="24 B")
-    assert_nothing_left(daemon)

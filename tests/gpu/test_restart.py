@@ -1,0 +1,37 @@
+"""The restart story on CUDA, bit for bit; run it with `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import restart
+
+FLAGS = "QSA_GPU_TEST_FLAGS"
+"""Variable with flags that this machine's SGLang needs, besides the defaults."""
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.server,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("prompt_tokens", [1000, 2900])
+def test_restored_prompt_has_the_bits_of_a_device_hit(
+    prompt_tokens: int, tmp_path: Path
+) -> None:
+    options = {
+        "--out": tmp_path,
+        "--device": "cuda",
+        "--prompt-tokens": prompt_tokens,
+        "--repeats": 2,
+        "--l1-gb": 1,
+    }
+    flat = [str(part) for option in options.items() for part in option]
+    flags = shlex.split(os.environ.get(FLAGS, ""))
+    assert restart.main([*flat, "--tiny", "--stable-selection", "--", *flags]) == 0
