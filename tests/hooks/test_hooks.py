@@ -81,6 +81,15 @@ def test_hook_whose_place_another_plugin_took(registry: Any, hook: Hook) -> None
     assert missing_hooks() == [hook.id]
 
 
+def test_target_that_its_owner_has_wrapped_itself(registry: Any) -> None:
+    """A cache leaves the same mark on a function as a hook does."""
+    hook = Hook("example", "sglang_qsa.source._parse", "around", lambda *_args: None)
+    assert hasattr(pkgutil.resolve_name(hook.target), "__wrapped__")
+    register([hook])
+    with pytest.raises(UpstreamMismatch, match="hooks not applied: example"):
+        require_active([hook])
+
+
 # -- bindings --------------------------------------------------------------------
 
 
