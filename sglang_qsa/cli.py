@@ -11,11 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sglang_qsa import __version__, demo
-from sglang_qsa.errors import QsaError
+from sglang_qsa.errors import REFUSED, QsaError
 from sglang_qsa.geometry import ServerFacts, build, read_model_config
 from sglang_qsa.layout import Layout, Record, plane_as_dict
-
-REFUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

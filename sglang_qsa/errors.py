@@ -1,11 +1,14 @@
-"""The project's exceptions.
+"""The project's exceptions, and the exit code of a refusal.
 
 Every message states what was found, what was wanted, where it came from and the
-way out, in one line. The first three classes end a launch with exit code 2;
-`StoreError` never does: a tier answers a miss instead.
+way out, in one line. At start any of them ends the launch with exit code `REFUSED`;
+in a running server a tier answers a miss instead.
 """
 
 from __future__ import annotations
+
+REFUSED = 2
+"""Exit code of every refused launch and of `sglang-qsa check`."""
 
 
 class QsaError(Exception):
@@ -25,15 +28,11 @@ class LayoutMismatch(QsaError):
 
 
 class StoreError(QsaError):
-    """A tier could not serve; callers answer a miss and count the cause."""
+    """A tier cannot serve."""
 
 
 class StoreUnavailable(StoreError):
     """The tier did not answer in time or is not reachable."""
-
-
-class CorruptObject(StoreError):
-    """A stored object failed verification."""
 
 
 def refusal(*, found: str, wanted: str, origin: str, way_out: str) -> str:

@@ -22,7 +22,7 @@ def test_what_ends_a_launch_is_no_store_error(name: str) -> None:
     assert not issubclass(error, StoreError)
 
 
-@pytest.mark.parametrize("name", ["StoreUnavailable", "CorruptObject"])
+@pytest.mark.parametrize("name", ["StoreUnavailable"])
 def test_what_a_tier_reports_is_a_store_error(name: str) -> None:
     assert issubclass(getattr(errors, name), StoreError)
     assert issubclass(StoreError, QsaError)

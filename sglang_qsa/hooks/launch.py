@@ -13,11 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang_qsa.errors import QsaError
+from sglang_qsa.errors import REFUSED, QsaError
 from sglang_qsa.hooks.base import Hook
-
-REFUSED = 2
-"""Exit code of every refused launch."""
 
 
 def refuse(error: QsaError) -> SystemExit:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sglang_qsa import metrics
 from sglang_qsa.tiers.lmcache.breaker import Breaker
 from tests.tiers.lmcache.metric import value
 from tests.tiers.lmcache.small_daemon import Lookup, SmallDaemon
@@ -80,6 +81,8 @@ class Server:
     """The ranks of one server, stepped together."""
 
     def __init__(self, *, backoff_s: float = 0.0, **fault: Any) -> None:
+        # Really each rank is a process with metrics of its own.
+        metrics.gauge("sglang_qsa_tier_usable", 0, store="lmcache")
         group = Group(RANKS)
         # Ranks get their answers at different times.
         self.connectors = [
