@@ -227,3 +227,11 @@ def test_fp8_is_not_another_fp8() -> None:
     }
     assert len(ids) == 2
     assert all(re.fullmatch(r"qsa1-[0-9a-f]{16}", layout_id) for layout_id in ids)
+
+
+def test_weights_fingerprint_reaches_the_layout_id() -> None:
+    ids = {
+        layout_of(ServerFacts(weights_fingerprint=fingerprint)).layout_id
+        for fingerprint in ("", "a", "b")
+    }
+    assert len(ids) == 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -277,13 +278,15 @@ def test_imports_with_the_standard_library_alone(module: str) -> None:
 
 NOT_OF_A_RECORD = {
     ("fingerprint.py", "_SAMPLE_BYTES"),  # how much of a weight file is read
+    ("adapter.py", "_COPY_BYTES"),  # how the daemon copies
 }
+SIZE_NAME = re.compile(r"(bytes|bits|offset|stride|width)s?$", re.IGNORECASE)
 ITEM_WIDTHS = {"item_bytes", "bits", "itemsize", "element_size"}
 MEASURES_LIVE_POOLS = {"arena.py"}
 
 
 def test_no_other_module_states_a_size() -> None:
-    """Neither a figure of the layout nor the width of an element."""
+    """No figure of the layout, no number under a name of a size, no element width."""
     found = [
         f"{path.name}:{node.lineno}"
         for path in sorted((ROOT / "sglang_qsa").rglob("*.py"))
@@ -295,18 +298,14 @@ def test_no_other_module_states_a_size() -> None:
 
 def sizes_in(path: Path) -> Iterator[ast.expr]:
     figures = figures_of_layouts()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    allowed = {
-        id(node)
-        for statement in tree.body
-        if isinstance(statement, ast.Assign)
-        and {(path.name, getattr(t, "id", "")) for t in statement.targets}
-        & NOT_OF_A_RECORD
-        for node in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in allowed:
-            continue
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        yield from (
+            value
+            for name, value in named_values(node)
+            if isinstance(value, ast.Constant)
+            and SIZE_NAME.search(name)
+            and (path.name, name) not in NOT_OF_A_RECORD
+        )
         if isinstance(node, ast.Constant) and node.value in figures:
             yield node
         if (
@@ -317,8 +316,21 @@ def sizes_in(path: Path) -> Iterator[ast.expr]:
             yield node
 
 
+def named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """`name = value`, `name: T = value` and `f(name=value)`."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        if isinstance(node.target, ast.Name):
+            yield node.target.id, node.value
+    elif isinstance(node, ast.keyword) and node.arg is not None:
+        yield node.arg, node.value
+
+
 def figures_of_layouts() -> set[int]:
-    """Every offset and size of the pinned deployments that is no small number."""
+    """Every offset and size of the pinned deployments; powers of two mean anything."""
     figures: set[int] = set()
     for layout in map(layout_of, DEPLOYMENTS.values()):
         figures |= {layout.token_bytes, layout.page_bytes, layout.checkpoint_bytes}
@@ -326,13 +338,25 @@ def figures_of_layouts() -> set[int]:
         for record in (layout.page, layout.checkpoint):
             for span in record.spans().values():
                 figures |= {span.offset, span.size}
-    return {figure for figure in figures if figure > 256}
+    return {figure for figure in figures if figure & (figure - 1)}
 
 
-def test_size_check_sees_sizes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = 115642384",
+        "f(1622016)",
+        "_ROW_BYTES = 4096",
+        "row_offset: int = 64",
+        "f(width=2)",
+        "x = tensor.element_size()",
+        "x = DType.BF16.item_bytes",
+    ],
+)
+def test_size_check_sees_sizes(tmp_path: Path, line: str) -> None:
     module = tmp_path / "module.py"
-    module.write_text("def f(t):\n    return t.element_size() * 3 + 115642384\n")
-    assert len(list(sizes_in(module))) == 2
+    module.write_text(f"{line}\ny = 4096 + 65536\nlimit = 16\n")
+    assert [node.lineno for node in sizes_in(module)] == [1]
 
 
 def test_labels_of_dtypes_differ() -> None:

@@ -123,6 +123,14 @@ def test_starts_open_and_closes_after_a_canary() -> None:
     assert not any(connector.open_requests for connector in server.connectors)
 
 
+def test_ranks_try_one_canary() -> None:
+    """Another salt on each rank would be three prefixes, each with a third missing."""
+    server = Server()
+    assert server.step_until_usable()
+    (salts,) = {frozenset(connector.salts) for connector in server.connectors}
+    assert len(salts) == 1
+
+
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_doubt_of_one_rank_opens_it_for_all(rank: int) -> None:
     server = Server()
