@@ -60,7 +60,7 @@ class SelfTest:
         ]
 
     def clear(self) -> None:
-        """Zero source and target, as the pools were allocated."""
+        """Zero source and target; SGLang initialises a slot when it hands it out."""
         for plane in self.arena.planes.values():
             for rows in plane.record_rows():
                 self._source(plane, rows).zero_()
