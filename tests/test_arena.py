@@ -295,6 +295,12 @@ def test_layers_that_overlap_by_one_page(pools: Pools) -> None:
     refused(pools, origin="plane index, layer 1")
 
 
+def test_layers_in_another_order(pools: Pools) -> None:
+    """Every view is sound by itself; only the list is wrong."""
+    pools.kv.qsa_compressed_k_buffer_pool.reverse()
+    refused(pools, origin="plane index", found="layers at bytes")
+
+
 def test_values_in_the_place_of_keys(pools: Pools) -> None:
     full = pools.kv.full_kv_pool
     full.v_buffer = list(full.k_buffer)
