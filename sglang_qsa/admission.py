@@ -96,7 +96,8 @@ class Admission:
         is not a prompt seen again.
 
         Args:
-            key: stands for all tokens up to the checkpoint, as tiers hash them.
+            key: stands for all tokens up to the checkpoint, as tiers hash them; not
+                looked at where `tokens` reaches the minimum.
             tokens: length of the request so far, not of what `key` covers.
             request: id of the request that computed or found the checkpoint.
             fork: two prompts are known to share exactly these tokens.

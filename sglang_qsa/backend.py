@@ -7,19 +7,21 @@ process with exit code 2 (`hooks.launch` passes that on).
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from sglang_qsa import __version__
 from sglang_qsa.arena import Arena, open_arena
+from sglang_qsa.boundary import Grid, decode_interval
 from sglang_qsa.config import QsaConfig, load_config
-from sglang_qsa.errors import ConfigError, QsaError, refusal
+from sglang_qsa.errors import QsaError
 from sglang_qsa.fingerprint import fingerprint_checkpoint
 from sglang_qsa.geometry import ARCHITECTURE, ServerFacts, build
-from sglang_qsa.hooks import HOOKS
+from sglang_qsa.hooks import HOOKS, active
+from sglang_qsa.hooks.active import CheckpointRule
 from sglang_qsa.hooks.base import require_active
 from sglang_qsa.hooks.launch import refuse
-from sglang_qsa.preflight import BACKEND_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -54,32 +56,53 @@ def create_cache(ctx: Any) -> Any:
 
 
 def _create(ctx: Any) -> Any:
-    from sglang.srt.runtime_context import get_memory
-
     require_active(HOOKS)
     options = load_config()
-    if not get_memory().enable_lmcache:
-        raise ConfigError(
-            refusal(
-                found="no tier",
-                wanted="--enable-lmcache",
-                origin=f"--radix-cache-backend {BACKEND_NAME}",
-                way_out="add a tier, or leave the backend out",
-            )
-        )
     arena = _open(ctx, options)
-    cache = _lmcache(ctx, arena, options)
+    cache, store_tokens = _tier(ctx, arena, options)
+    rule = _checkpoint_rule(ctx, store_tokens)
+    active.use(rule)
     layout = arena.layout
     logger.info(
-        "sglang_qsa %s: layout %s, page %d B (%s), checkpoint %d B (%s), store lmcache",
+        "sglang_qsa %s: layout %s, page %d B (%s), checkpoint %d B (%s), store %s, "
+        "checkpoints every %d tokens while decoding",
         __version__,
         layout.layout_id,
         layout.page_bytes,
         ", ".join(plane.name for plane in layout.page.planes),
         layout.checkpoint_bytes,
         ", ".join(plane.name for plane in layout.checkpoint.planes),
+        f"lmcache in chunks of {store_tokens} tokens" if store_tokens else "none",
+        rule.decode_interval,
     )
     return cache
+
+
+def _tier(ctx: Any, arena: Arena, options: QsaConfig) -> tuple[Any, int]:
+    """The tree cache, and the chunk of the tier behind it (0 without one)."""
+    from sglang.srt.mem_cache.registry import create_unified_radix_cache
+    from sglang.srt.runtime_context import get_memory
+
+    if not get_memory().enable_lmcache:
+        return create_unified_radix_cache(ctx), 0
+    cache = _lmcache(ctx, arena, options)
+    return cache, cache.lmcache_connector.chunk_size
+
+
+def _checkpoint_rule(ctx: Any, store_tokens: int) -> CheckpointRule:
+    """Upstream's default interval stands for "no wish": the grid itself is best."""
+    from sglang.srt.runtime_context import get_exec, mamba_cache_chunk_size
+    from sglang.srt.server_args import ServerArgs
+
+    grid = Grid(
+        page_tokens=ctx.params.page_size,
+        kernel_tokens=mamba_cache_chunk_size(),
+        store_tokens=store_tokens,
+    )
+    asked = get_exec().mamba.mamba_track_interval
+    default = signature(ServerArgs).parameters["mamba_track_interval"].default
+    interval = decode_interval(grid, 1 if asked == default else asked)
+    return CheckpointRule(grid, interval)
 
 
 def _open(ctx: Any, options: QsaConfig) -> Arena:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from sglang_qsa.admission import MIN_TOKENS
 from sglang_qsa.errors import ConfigError, refusal
 
 CONFIG_VARIABLE = "SGLANG_QSA_CONFIG"
@@ -45,6 +46,10 @@ class QsaConfig:
     """Base URL of the LMCache daemon's HTTP server; when set, a daemon of another
     version refuses the launch (its request protocol does not tell its version)."""
 
+    admission_min_tokens: int = MIN_TOKENS
+    """A request shorter than this goes to an external tier once another one has sent
+    the same tokens; 0 keeps all. One checkpoint costs as much as 4,563 tokens."""
+
     weights_fingerprint: str = ""
     """Overrides the fingerprint read from the checkpoint files; two servers that
     set the same value declare their weights equal."""
@@ -61,12 +66,20 @@ class QsaConfig:
                         way_out="correct the value or leave the option out",
                     )
                 )
+        if self.admission_min_tokens < 0:
+            raise ConfigError(
+                refusal(
+                    found=f"{self.admission_min_tokens}",
+                    wanted="tokens, 0 or more",
+                    origin="option admission_min_tokens",
+                    way_out="correct the value or leave the option out",
+                )
+            )
 
 
 _DURATIONS = tuple(f.name for f in fields(QsaConfig) if f.name.endswith("_s"))
-_TYPES: dict[str, type] = {
-    f.name: float if f.name in _DURATIONS else str for f in fields(QsaConfig)
-}
+_TYPES: dict[str, type] = {f.name: type(f.default) for f in fields(QsaConfig)}
+_KINDS = {float: "a number", int: "a whole number", str: "a string"}
 
 
 def load_config(environ: Mapping[str, str] | None = None) -> QsaConfig:
@@ -123,9 +136,10 @@ def _from_env(env: Mapping[str, str]) -> dict[str, object]:
             continue
         key = variable.removeprefix(ENV_PREFIX).lower()
         value: object = text
-        if _TYPES.get(key) is float:
+        kind = _TYPES.get(key)
+        if kind in (float, int):
             with suppress(ValueError):  # _checked reports it with its origin
-                value = float(text)
+                value = kind(text)
         values[key] = _checked(key, value, variable)
     return values
 
@@ -143,11 +157,11 @@ def _checked(key: str, value: object, origin: str) -> object:
         )
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, wanted):
+    if not isinstance(value, wanted) or isinstance(value, bool):
         raise ConfigError(
             refusal(
                 found=f"{value!r} for {key}",
-                wanted="a number" if wanted is float else "a string",
+                wanted=_KINDS[wanted],
                 origin=origin,
                 way_out="correct the value",
             )

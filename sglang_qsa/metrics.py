@@ -27,6 +27,20 @@ class Metric:
 
 METRICS = (
     Metric(
+        "sglang_qsa_checkpoints_total",
+        "counter",
+        "States handed to the prefix tree by result (published, or refused because "
+        "they were not taken at the boundary of their key).",
+        ("result",),
+    ),
+    Metric(
+        "sglang_qsa_admissions_total",
+        "counter",
+        "Checkpoints offered to an external tier by verdict (long, seen_again, fork: "
+        "kept; short: not kept).",
+        ("store", "verdict"),
+    ),
+    Metric(
         "sglang_qsa_lookups_total",
         "counter",
         "Look-ups in an external tier by result (hit, miss, timeout, closed).",

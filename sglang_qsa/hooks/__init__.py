@@ -4,10 +4,14 @@
 """
 
 from sglang_qsa.hooks.base import Binding, Hook
+from sglang_qsa.hooks.chunks import CUT_FIRST_CHUNK, CUT_NEXT_CHUNK, WHOLE_PAGES
+from sglang_qsa.hooks.decode import TRACK_GRID
 from sglang_qsa.hooks.launch import CHECK_BEFORE_RESOLUTION, PASS_ON_REFUSAL
 from sglang_qsa.hooks.lmcache import ADAPTER, CONNECTOR
+from sglang_qsa.hooks.publish import PUBLISH
 from sglang_qsa.hooks.retraction import COPY_IN, COPY_OUT, MOVE
 from sglang_qsa.hooks.routing import REGISTER_BACKEND, ROUTE_DEFAULT
+from sglang_qsa.hooks.snapshot import SIDE_STATES, SNAPSHOT
 from sglang_qsa.hooks.weights import RETIRE_TIER
 
 HOOKS: tuple[Hook | Binding, ...] = (
@@ -16,6 +20,13 @@ HOOKS: tuple[Hook | Binding, ...] = (
     REGISTER_BACKEND,
     ROUTE_DEFAULT,
     RETIRE_TIER,
+    SNAPSHOT,
+    SIDE_STATES,
+    CUT_FIRST_CHUNK,
+    CUT_NEXT_CHUNK,
+    WHOLE_PAGES,
+    TRACK_GRID,
+    PUBLISH,
     COPY_OUT,
     COPY_IN,
     MOVE,

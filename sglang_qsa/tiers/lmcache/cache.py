@@ -20,6 +20,7 @@ from sglang_qsa.errors import (
     refusal,
 )
 from sglang_qsa.hooks.lmcache import bound
+from sglang_qsa.tiers.admission import TierAdmission
 from sglang_qsa.tiers.lmcache.adapter import QsaKVAdapter
 from sglang_qsa.tiers.lmcache.connector import QsaConnector
 from sglang_qsa.tiers.lmcache.prove import prove
@@ -47,6 +48,7 @@ class QsaLMCacheRadixCache(LMCacheUnifiedRadixCache):  # type: ignore[misc]
     def __init__(
         self, params: Any, *, arena: Arena, options: QsaConfig, **upstream: Any
     ) -> None:
+        self._admission = TierAdmission("lmcache", options.admission_min_tokens)
         self._quarantine = Quarantine(
             free_tokens=params.token_to_kv_pool_allocator.free,
             free_state=params.req_to_token_pool.mamba_allocator.free,
@@ -105,7 +107,13 @@ class QsaLMCacheRadixCache(LMCacheUnifiedRadixCache):  # type: ignore[misc]
         super().shutdown()
 
     def _submit_store(self, req: Any, token_ids: list[int]) -> None:
-        if self.lmcache_connector.usable:
+        """Offer what is computed so far; called after each forward that ends a chunk.
+
+        The daemon evicts by itself, so nothing of a path is taken back here.
+        """
+        if not self.lmcache_connector.usable:
+            return
+        if self._admission.keeps(req, token_ids, self.lmcache_connector.chunk_size):
             super()._submit_store(req, token_ids)
 
     def _start_external_load(self, flow: LMCacheExternalFlow, req: Any) -> int | None:

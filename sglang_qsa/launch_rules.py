@@ -1,0 +1,145 @@
+"""Which options of `launch_server` this model, its backend and its tiers can keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_qsa.errors import ConfigError, refusal
+from sglang_qsa.geometry import PAGE_TOKENS
+
+_KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
+_DRAFT_PLANES = "draft_k, draft_v and draft_index"
+_STATE_PLANES = "ssm, conv, ple_conv and ple_ngram"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One checked fact; `way_out` is empty when it is as wanted."""
+
+    what: str
+    found: str
+    wanted: str
+    way_out: str = ""
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.way_out)
+
+    def as_error(self) -> ConfigError:
+        return ConfigError(
+            refusal(
+                found=self.found,
+                wanted=self.wanted,
+                origin=self.what,
+                way_out=self.way_out,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An option of `launch_server` that this model, or a tier of it, cannot keep."""
+
+    fields: tuple[str, ...]
+    """Names in `ServerArgs`; the options are spelled like them."""
+    accepted: tuple[object, ...]
+    """Values that are fine; None is "not given"."""
+    wanted: str
+    way_out: str = "leave the option or the tier out"
+
+    def check(self, server_args: Any) -> Finding:
+        values = {name: getattr(server_args, name) for name in self.fields}
+        refused = {n: v for n, v in values.items() if v not in self.accepted}
+        return Finding(
+            " / ".join(_option(name) for name in refused or self.fields),
+            ", ".join(f"{value}" for value in (refused or values).values()),
+            self.wanted,
+            self.way_out if refused else "",
+        )
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+_OFF = (None, False)
+_ONE = (None, 1)
+
+ALWAYS = (
+    Rule(
+        ("enable_mixed_chunk",),
+        _OFF,
+        "decode and prefill in separate batches (the first mixed batch ends a "
+        "server of this model, sglang 0.5.23)",
+        "leave the option out",
+    ),
+    Rule(
+        ("page_size",),
+        (None, PAGE_TOKENS),
+        f"{PAGE_TOKENS}, which sglang sets for this model",
+        "leave the option out",
+    ),
+)
+WITH_BACKEND = (
+    Rule(("disable_radix_cache",), _OFF, "a prefix tree for the tier to extend"),
+    Rule(
+        ("disaggregation_mode",),
+        (None, "null"),
+        f"null, since a P/D role publishes no {_STATE_PLANES} to the tier",
+    ),
+    Rule(
+        ("enable_hierarchical_cache", "enable_unified_cache_external_linker"),
+        _OFF,
+        "no tier but --enable-lmcache",
+    ),
+    Rule(
+        ("enable_dp_attention",),
+        _OFF,
+        "tensor parallel ranks only, which are all that the tier knows",
+    ),
+    Rule(
+        ("attn_dp_size", "attn_cp_size", "dcp_size"),
+        _ONE,
+        "1, since the tier knows tensor parallel ranks only",
+    ),
+    Rule(("pp_size",), _ONE, "1, since pipeline stages hold different planes"),
+    Rule(
+        ("enable_streaming_session",),
+        _OFF,
+        "ordinary requests, since sglang's LMCache tier has no sessions",
+    ),
+    Rule(
+        ("enable_linear_replayssm", "enable_linear_replayssm_spec"),
+        _OFF,
+        "complete states, since pending replay records are not in the layout",
+    ),
+    Rule(
+        ("enable_int8_mamba_checkpoint",),
+        _OFF,
+        "states in the dtype that the layout declares",
+    ),
+    Rule(
+        ("enable_page_major_kv_layout", "enable_unified_memory"),
+        _OFF,
+        "one buffer per layer",
+    ),
+    Rule(
+        ("enable_memory_saver",),
+        _OFF,
+        "device pools that stay where the daemon has mapped them",
+    ),
+    Rule(
+        ("kv_cache_dtype",),
+        _KV_DTYPES,
+        f"one of {', '.join(_KV_DTYPES)} (others keep scales beside the pool)",
+        "choose one of these or leave the tier out",
+    ),
+)
+WITH_LMCACHE = (
+    Rule(
+        ("speculative_algorithm",),
+        (None,),
+        f"none, since sglang's LMCache tier registers no {_DRAFT_PLANES}",
+    ),
+)
