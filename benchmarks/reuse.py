@@ -76,7 +76,8 @@ def sweep(url: str, lengths: Sequence[int], progress: Any = None) -> list[Reuse]
         turn = first + prompt(LONGEST + length)[:TURN_TOKENS]
         cold = generate(url, first)
         resend, next_turn, again = (
-            generate(url, tokens).device_tokens for tokens in (first, turn, turn)
+            generate(url, tokens, max_new_tokens=1).device_tokens
+            for tokens in (first, turn, turn)
         )
         _require_cold(cold)
         rows.append(Reuse(length, resend, next_turn, again, cold.output_ids))

@@ -115,6 +115,7 @@ def build_pools(
     ple: bool = True,
     ngram_tokens: int = 2,
     kv_dtype: str = "bfloat16",
+    context_tokens: int = 2048,
 ) -> Pools:
     """Pools of `pages` pages and `slots` state slots, padding not counted.
 
@@ -123,7 +124,7 @@ def build_pools(
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
     dtype = getattr(torch, kv_dtype)
-    requests = _request_pool(slots, ple, ngram_tokens)
+    requests = _request_pool(slots, ple, ngram_tokens, context_tokens)
     kv = _kv_pool(pages, requests, dtype)
     allocator = PagedTokenToKVPoolAllocator(
         size=pages * PAGE_TOKENS,
@@ -136,7 +137,9 @@ def build_pools(
     return Pools(kv, requests, allocator)
 
 
-def _request_pool(slots: int, ple: bool, ngram_tokens: int) -> Any:
+def _request_pool(
+    slots: int, ple: bool, ngram_tokens: int, context_tokens: int
+) -> Any:
     from sglang.srt.configs import mamba_utils as states
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
@@ -160,7 +163,7 @@ def _request_pool(slots: int, ple: bool, ngram_tokens: int) -> Any:
         size=4,
         mamba_size=slots,
         mamba_spec_state_size=4,
-        max_context_len=2048,
+        max_context_len=context_tokens,
         device="cpu",
         enable_memory_saver=False,
         cache_params=states.Mamba2CacheParams(

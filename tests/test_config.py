@@ -44,12 +44,28 @@ def test_process_environment_is_the_default_source(
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_option_can_be_set_in_both_places(name: str, tmp_path: Path) -> None:
-    number = name in DURATIONS
-    in_file, in_env = (7, "8") if number else ("file", "env")
+    text = isinstance(FIELDS[name], str)
+    in_file, in_env = ("file", "env") if text else (7, "8")
     environ = write(tmp_path, {name: in_file})
     assert getattr(load_config(environ), name) == in_file
     environ[f"SGLANG_QSA_{name.upper()}"] = in_env
-    assert getattr(load_config(environ), name) == (8.0 if number else "env")
+    assert getattr(load_config(environ), name) == ("env" if text else 8)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "1k"])
+def test_tokens_are_whole_and_not_negative(value: object, tmp_path: Path) -> None:
+    refused(
+        write(tmp_path, {"admission_min_tokens": value}),
+        origin="admission_min_tokens" if value == -1 else str(tmp_path),
+        found=str(value),
+    )
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "1k", ""])
+def test_tokens_of_the_environment(text: str) -> None:
+    variable = "SGLANG_QSA_ADMISSION_MIN_TOKENS"
+    origin = "admission_min_tokens" if text == "-1" else variable
+    refused({variable: text}, origin=origin, found=text)
 
 
 def test_environment_replaces_one_field_of_the_file(tmp_path: Path) -> None:

@@ -264,7 +264,10 @@ def test_id_separates_geometries(one: Geometry, other: Geometry) -> None:
 
 # -- boundaries of the module ----------------------------------------------------
 
-PURE = ["layout", "geometry", "config", "errors", "fingerprint", "cli"]
+PURE = [
+    *("layout", "geometry", "config", "errors", "fingerprint", "cli"),
+    *("boundary", "admission"),
+]
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang_qsa import preflight
+from sglang_qsa import launch_rules
 from sglang_qsa.demo.processes import HOST, free_port
 from sglang_qsa.errors import ConfigError, UpstreamMismatch
 from sglang_qsa.geometry import ARCHITECTURE
@@ -79,8 +79,9 @@ def refused(server_args: Any, **parts: str) -> str:
 
 
 def test_every_rule_is_tried_here() -> None:
-    always = {name for rule in preflight._ALWAYS for name in rule.fields}
-    with_tier = {name for rule in preflight._WITH_TIER for name in rule.fields}
+    always = {name for rule in launch_rules.ALWAYS for name in rule.fields}
+    rules = (*launch_rules.WITH_BACKEND, *launch_rules.WITH_LMCACHE)
+    with_tier = {name for rule in rules for name in rule.fields}
     assert {name for name, _ in ALWAYS} == always
     assert {name for name, _ in WITH_TIER} == with_tier
 
@@ -162,10 +163,16 @@ def test_lmcache_s_own_config_file(
 
 
 def test_backend_without_a_tier(model: Path) -> None:
+    """The device tree with planned checkpoints: asks for no daemon, and may draft."""
+    server_args = arguments(
+        model, radix_cache_backend=BACKEND_NAME, speculative_algorithm="EAGLE"
+    )
+    assert not any(finding.refused for finding in findings(server_args))
     refused(
-        arguments(model, radix_cache_backend=BACKEND_NAME),
-        origin=f"--radix-cache-backend {BACKEND_NAME}",
-        found="no tier",
+        arguments(
+            model, radix_cache_backend=BACKEND_NAME, enable_hierarchical_cache=True
+        ),
+        origin="--enable-hierarchical-cache",
     )
 
 

@@ -97,6 +97,7 @@ def setup(
             environment={
                 "PYTHONPATH": str(FAULTS),
                 "QSA_TEST_FAULTS": str(armed),
+                "SGLANG_QSA_ADMISSION_MIN_TOKENS": "0",
                 "SGLANG_QSA_LOOKUP_TIMEOUT_S": str(TIMEOUT_S),
                 "SGLANG_QSA_RETRIEVE_TIMEOUT_S": str(TIMEOUT_S),
             },

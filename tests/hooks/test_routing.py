@@ -128,13 +128,3 @@ def test_cache_is_not_built_without_the_hooks(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("sglang_qsa: ")
     assert "hooks not applied" in line
-
-
-def test_backend_without_a_tier_is_refused(
-    applied: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SGLANG_QSA_CONFIG", raising=False)
-    with pytest.raises(SystemExit) as exit_:
-        backend.create_cache(context())
-    assert exit_.value.code == 2
-    assert "found no tier; wanted --enable-lmcache" in capfd.readouterr().err

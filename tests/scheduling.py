@@ -1,0 +1,193 @@
+"""SGLang's real admission, snapshot planning and prefix tree, with no model behind.
+
+A state is a number here: the depth it was taken at, which a kernel would compute.
+What the tree then serves tells whether a state lies under its own key.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_qsa.boundary import Grid, decode_interval
+from sglang_qsa.hooks import active
+from sglang_qsa.hooks.active import CheckpointRule
+from tests.pools import PAGE_TOKENS, Pools, build_pools
+
+PAGES, SLOTS, CONTEXT_TOKENS = 400, 48, 24_576
+
+
+@contextmanager
+def following(grid: Grid) -> Iterator[None]:
+    """Let the hooks follow the planner on `grid`."""
+    active.use(CheckpointRule(grid, decode_interval(grid)))
+    try:
+        yield
+    finally:
+        active.use(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One prefill forward of one request, and the depth its snapshot stands for."""
+
+    start: int
+    end: int
+    depth: int | None
+
+
+@dataclass(slots=True)
+class Scheduling:
+    """One server's scheduler side. Requests run one after the other."""
+
+    chunk_tokens: int = 8192
+    budgets: Sequence[int] = ()
+    """Memory that continuations see, in turn; endless without."""
+    pools: Pools = field(
+        default_factory=lambda: build_pools(
+            pages=PAGES, slots=SLOTS, context_tokens=CONTEXT_TOKENS
+        )
+    )
+    cache: Any = field(init=False)
+    _names: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+        from sglang.srt.mem_cache.unified_cache.components import ComponentType
+        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+        self.cache = UnifiedRadixCache(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=self.pools.requests,
+                token_to_kv_pool_allocator=self.pools.allocator,
+                page_size=PAGE_TOKENS,
+                enable_mamba_extra_buffer=True,
+                tree_components=(ComponentType.FULL, ComponentType.MAMBA),
+            )
+        )
+
+    def found(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """How long a prefix a request would find, and the depth of its state."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+        from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+        key = RadixKey(array("q", tokens[:-1]), None).page_aligned(PAGE_TOKENS)
+        match = self.cache.match_prefix(MatchPrefixParams(key=key))
+        slot = self.cache.tree_core.get_component_device_value(
+            match.best_match_node, ComponentType.MAMBA
+        )
+        depth = 0 if slot is None else int(self._states()[int(slot)])
+        return int(match.device_prefix_len), depth
+
+    def prefill(self, tokens: Sequence[int]) -> list[Forward]:
+        """Run one request to its last prompt token, release it, return its forwards."""
+        from sglang.srt.managers.schedule_batch import FINISH_LENGTH
+        from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+
+        req = self._request(tokens)
+        forwards: list[Forward] = []
+        for budget in itertools.cycle(self.budgets or (None,)):
+            self._admit(req, budget, first=not forwards)
+            if not forwards:
+                self._allocate(req)
+            req.kv.kv_committed_len = req.kv.kv_allocated_len = req.extend_end
+            forwards.append(self._forward(req))
+            checkpoint_kv_cache(req, self.cache)
+            if req.extend_end == len(tokens):
+                break
+        req.finished_reason = FINISH_LENGTH(0)
+        release_kv_cache(req, self.cache, checkpoint=True)
+        return forwards
+
+    def evict_states(self) -> None:
+        """Take every state that no request holds out of the tree."""
+        self.cache.evict_for_alloc(_eviction(mamba_num=SLOTS))
+
+    def _request(self, tokens: Sequence[int]) -> Any:
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        req = Req(
+            rid=f"request-{next(self._names)}",
+            origin_input_text="",
+            origin_input_ids=array("q", tokens),
+            sampling_params=SamplingParams(max_new_tokens=1),
+        )
+        req.init_next_round_input(self.cache)
+        return req
+
+    def _admit(self, req: Any, budget: int | None, *, first: bool) -> None:
+        from sglang.srt.managers.schedule_policy import PrefillAdder
+
+        adder = PrefillAdder(
+            PAGE_TOKENS,
+            self.cache,
+            self.pools.allocator,
+            None,
+            1.0,
+            1 << 20,
+            self.chunk_tokens,
+        )
+        if first:
+            adder.add_one_req(req, False, None)
+        else:
+            if budget is not None:
+                available = adder.memory_budget._available_and_evictable()
+                adder.memory_budget.total_offset = available - budget
+            req.init_next_round_input()
+            adder.add_chunked_req(req)
+        assert adder.can_run_list == [req]
+
+    def _allocate(self, req: Any) -> None:
+        """The request's slot, and pages for its whole prompt at once."""
+        self.pools.requests.alloc([req])
+        start, end = req.prefix_len, len(req.full_untruncated_fill_ids)
+        pages = -(-(end - start) // PAGE_TOKENS)
+        rows = self.pools.allocator.alloc(pages * PAGE_TOKENS)
+        if rows is None:
+            self.cache.evict_for_alloc(_eviction(num_tokens=pages * PAGE_TOKENS))
+            rows = self.pools.allocator.alloc(pages * PAGE_TOKENS)
+        table = self.pools.requests.req_to_token[req.kv.req_pool_idx]
+        table[:start] = self.cache.path_device_indices(req.last_node)
+        table[start:end] = rows[: end - start].to(table.dtype)
+
+    def _forward(self, req: Any) -> Forward:
+        """Plan the snapshot and write what the kernels would, where they would."""
+        from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+        batch = SimpleNamespace(
+            tree_cache=self.cache,
+            req_to_token_pool=self.pools.requests,
+            model_config=SimpleNamespace(hf_text_config=SimpleNamespace()),
+        )
+        entry = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(batch, req)
+        depth = None
+        if entry.track_mask:
+            # As `_init_track_ssm_indices` reads it: on a chunk of 64 the state at the
+            # end, else that of the chunk before.
+            length = entry.track_seqlen - req.prefix_len
+            whole = length - length % PAGE_TOKENS
+            depth = req.extend_end if whole == length else req.prefix_len + whole
+            slot = req.kv.mamba_ping_pong_track_buffer[entry.track_position]
+            self._states()[int(slot)] = depth
+        return Forward(req.prefix_len, req.extend_end, depth)
+
+    def _states(self) -> torch.Tensor:
+        """One number per slot, inside the real state pool."""
+        temporal = self.pools.requests.mamba_pool.mamba_cache.temporal
+        return temporal[0].flatten(1)[:, 0]
+
+
+def _eviction(*, num_tokens: int = 0, mamba_num: int = 0) -> Any:
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    return EvictParams(num_tokens=num_tokens, mamba_num=mamba_num)
