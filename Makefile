@@ -47,6 +47,11 @@ demo: setup ## prompt, kill -9, restart, restore: the story, on this machine
 test: setup lint ## checks and tests, all that run without a GPU
 	@$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
 
+.PHONY: campaign
+campaign: setup ## the long forms of tests that `make test` runs small
+	@QSA_TEST_STORE_CHUNKS=64,128,256 $(BIN)/python -m pytest -m "not gpu" \
+		tests/cpu/test_checkpoints.py $(PYTEST_ARGS)
+
 .PHONY: lint lint-ruff lint-format lint-mypy lint-manifest lint-readme
 lint: lint-ruff lint-format lint-mypy lint-manifest lint-readme ## what pre-commit runs
 lint-ruff: setup

@@ -52,9 +52,7 @@ class Reuse:
         return {
             "resend": max(allowed - self.resend, 0),
             "next turn": max(allowed - self.next_turn, 0),
-            "next turn, resent": max(
-                allowed + TURN_TOKENS - self.next_turn_resend, 0
-            ),
+            "next turn, resent": max(allowed + TURN_TOKENS - self.next_turn_resend, 0),
         }
 
 
@@ -142,8 +140,11 @@ def _on_server(
         work,
         device=options.device,
         # Room for every prompt of the sweep: eviction is another question.
-        flags=["--max-total-tokens", "262144", "--max-mamba-cache-size", "1024"]
-        + [*backend, *options.flags],
+        flags=[
+            *("--max-total-tokens", "262144", "--max-mamba-cache-size", "1024"),
+            *backend,
+            *options.flags,
+        ],
         with_plugin=name == OURS,
     )
     with server:
@@ -164,8 +165,9 @@ def as_markdown(result: dict[str, Any]) -> str:
         "# Reuse by prompt length: stock and ours",
         "",
         f"{facts['gpu'] or facts['cpu']}, sglang {facts['versions']['sglang']}, commit "
-        f"{facts['commit'][:12]}, tiny model, device tree alone. Tokens found again of "
-        f"the prompt (resend), of it and {TURN_TOKENS} more (next turn), of that again.",
+        f"{facts['commit'][:12]}, tiny model, device tree alone. Tokens found again "
+        f"of the prompt (resend), of it and {TURN_TOKENS} more (next turn), of that "
+        "again.",
         "",
         "| lengths that lose more than a page | " + " | ".join(_kinds(result)) + " |",
         "|---|" + "---:|" * len(_kinds(result)),
@@ -176,8 +178,8 @@ def as_markdown(result: dict[str, Any]) -> str:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        f"Greedy answers of the cold prompts: {result['cold_answers_equal']} of {count} "
-        "equal between the two.",
+        f"Greedy answers of the cold prompts: {result['cold_answers_equal']} of "
+        f"{count} equal between the two.",
         "",
         "| tokens | stock: resend | next turn | resent | ours: resend | next turn "
         "| resent |",

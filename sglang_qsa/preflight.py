@@ -65,6 +65,11 @@ def findings(server_args: Any) -> Iterator[Finding]:
         yield rule.check(server_args)
     if not (selected or server_args.enable_lmcache):
         return
+    yield from _of_the_backend(server_args, config)
+
+
+def _of_the_backend(server_args: Any, config: dict[str, Any]) -> Iterator[Finding]:
+    """What the plugin's tree cache needs, with LMCache behind it or alone."""
     lmcache = bool(server_args.enable_lmcache)
     if lmcache:
         yield _version("lmcache")
@@ -75,12 +80,11 @@ def findings(server_args: Any) -> Iterator[Finding]:
     options = load_config()
     layout = layout_of(server_args, config, options)
     yield Finding("layout of this server", layout.layout_id, "one that can be built")
-    if not lmcache:
-        return
-    from sglang_qsa.tiers.lmcache.probe import daemon_facts
+    if lmcache:
+        from sglang_qsa.tiers.lmcache.probe import daemon_facts
 
-    for fact in daemon_facts(server_args.lmcache_config_file, options):
-        yield Finding(*fact)
+        for fact in daemon_facts(server_args.lmcache_config_file, options):
+            yield Finding(*fact)
 
 
 def layout_of(server_args: Any, config: dict[str, Any], options: QsaConfig) -> Layout:

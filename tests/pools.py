@@ -137,9 +137,7 @@ def build_pools(
     return Pools(kv, requests, allocator)
 
 
-def _request_pool(
-    slots: int, ple: bool, ngram_tokens: int, context_tokens: int
-) -> Any:
+def _request_pool(slots: int, ple: bool, ngram_tokens: int, context_tokens: int) -> Any:
     from sglang.srt.configs import mamba_utils as states
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 

@@ -183,7 +183,7 @@ class Scheduling:
 
     def _states(self) -> torch.Tensor:
         """One number per slot, inside the real state pool."""
-        temporal = self.pools.requests.mamba_pool.mamba_cache.temporal
+        temporal: torch.Tensor = self.pools.requests.mamba_pool.mamba_cache.temporal
         return temporal[0].flatten(1)[:, 0]
 
 

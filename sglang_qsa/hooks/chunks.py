@@ -30,11 +30,13 @@ def cut_first_chunk(
     original: Callable[..., Any], adder: Any, req: Any, **facts: Any
 ) -> Any:
     """Shorten what was admitted to the end that the planner wants."""
-    from sglang.srt.managers.schedule_policy import AddReqResult
-
     admission = original(adder, req, **facts)
     rule = active.rule()
-    if rule is None or isinstance(admission, AddReqResult):
+    if rule is None:
+        return admission
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    if isinstance(admission, AddReqResult):
         return admission
     # Upstream can track one unfinished request.
     tracked = facts.get("has_chunked_req") or adder.new_chunked_req is not None

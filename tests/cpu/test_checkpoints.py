@@ -100,9 +100,7 @@ def at_once(url: str, prompts: Sequence[list[int]]) -> list[Generation]:
     def send(at: int) -> None:
         answers[at] = generate(url, prompts[at])
 
-    threads = [
-        threading.Thread(target=send, args=(at,)) for at in range(len(prompts))
-    ]
+    threads = [threading.Thread(target=send, args=(at,)) for at in range(len(prompts))]
     for thread in threads:
         thread.start()
     for thread in threads:

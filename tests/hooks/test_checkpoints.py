@@ -5,11 +5,12 @@ from __future__ import annotations
 import pkgutil
 import random
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_qsa.boundary import Grid, anchor
+from sglang_qsa.boundary import Grid, anchor, decode_depth, decode_interval
 from sglang_qsa.hooks.chunks import CUT_NEXT_CHUNK, WHOLE_PAGES
 from sglang_qsa.hooks.snapshot import SNAPSHOT
 from tests.pools import PAGE_TOKENS
@@ -168,9 +169,7 @@ def test_case_23_in_stock() -> None:
     assert_found(server, shared + second[:1928], 3072)
 
 
-@pytest.mark.parametrize(
-    ("length", "wanted"), [(768, 512), (1000, 768), (1050, 1024)]
-)
+@pytest.mark.parametrize(("length", "wanted"), [(768, 512), (1000, 768), (1050, 1024)])
 def test_case_11_anchor_on_the_store_chunk(length: int, wanted: int) -> None:
     server = Scheduling()
     with following(Grid(store_tokens=256)):
@@ -257,6 +256,38 @@ def test_decode_follows_the_grid(grid: Grid) -> None:
 
     for module in (schedule_batch, batch_result_processor, spec_utils):
         assert module.mamba_track_grid(PAGE_TOKENS) == grid.store_grid
+
+
+@pytest.mark.parametrize("accepted", [None, 1, 2, 3, 4])
+def test_decode_and_verify_steps(grid: Grid, accepted: int | None) -> None:
+    """Upstream's own results processing names the depth that the planner wants;
+    `accepted` tokens of an MTP verify, or a plain decode step."""
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+
+    processor = batch_result_processor.SchedulerBatchResultProcessor
+    this = SimpleNamespace(tree_cache=SimpleNamespace(page_size=PAGE_TOKENS))
+    step = accepted or 1
+    for before in range(700, 700 + 2 * grid.store_grid, step):
+        after = before + step
+        req = SimpleNamespace(
+            seqlen=after + 1,
+            decode_batch_idx=1,
+            kv=SimpleNamespace(kv_committed_len=after),
+        )
+        batch = SimpleNamespace(
+            spec_algorithm=SimpleNamespace(is_none=lambda: accepted is None),
+            mamba_decode_batch_idx_cpu=[1],
+        )
+        result = SimpleNamespace(
+            num_correct_drafts_per_req_cpu=[step - 1],
+            num_non_draft_tokens_per_req=1,
+            grammar_retained_tokens=None,
+        )
+        found, depth = processor._mamba_check_track_boundary(
+            this, req, batch, result, 0
+        )
+        wanted = decode_depth(decode_interval(grid), before, after)
+        assert (depth if found else None) == wanted
 
 
 def forward_batch(**facts: Any) -> Any:

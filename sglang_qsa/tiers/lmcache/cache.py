@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +107,7 @@ class QsaLMCacheRadixCache(LMCacheUnifiedRadixCache):  # type: ignore[misc]
             self.lmcache_connector.health.stop()
         super().shutdown()
 
-    def _submit_store(self, req: Any, token_ids: list[int]) -> None:
+    def _submit_store(self, req: Any, token_ids: array[int]) -> None:
         """Offer what is computed so far; called after each forward that ends a chunk.
 
         The daemon evicts by itself, so nothing of a path is taken back here.
