@@ -1,6 +1,6 @@
 """What a resend and the next turn find again, length by length: stock and ours.
 
-    python -m benchmarks.reuse --out DIR [--device cuda] [-- launch flags]
+    python -m benchmarks.reuse --out DIR [--device cuda --real-shapes] [-- flags]
 
 Starts the real server twice, without and with the plugin's checkpoints, no tier behind
 either, and sends both the same prompts. Counts are the server's own report. Writes
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.real_shapes import write_real_shapes
 from sglang_qsa.demo.client import Generation, generate
 from sglang_qsa.demo.report import ProgressLine
 from sglang_qsa.demo.server import SGLangServer
@@ -30,6 +32,7 @@ from sglang_qsa.preflight import BACKEND_NAME
 TURN_TOKENS = 300
 SHORTEST, LONGEST = 65, 1100
 RANDOM_LENGTHS = 48
+FORK_TOKENS, FORK_AT, FORKS = 5000, 3072, 6
 STOCK, OURS = "stock", "ours"
 BACKEND_FLAGS = ("--radix-cache-backend", BACKEND_NAME)
 
@@ -82,6 +85,39 @@ def sweep(url: str, lengths: Sequence[int], progress: Any = None) -> list[Reuse]
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Prompts that share `FORK_AT` tokens with one sent before, and go on elsewhere."""
+
+    seconds: float
+    """Of the second prompt, which takes its state at the fork and its own (ours, in
+    two forwards), or one of them (stock)."""
+    second_resend: int
+    third: int
+    """Tokens that a third prompt over the same beginning finds."""
+
+
+def forks(url: str, repeats: int, progress: Any = None) -> list[Fork]:
+    """Fork `repeats` prompts; `FORK_AT` is where each second and third leave it."""
+    found = []
+    for at in range(repeats):
+        if progress is not None:
+            progress(f"fork {at + 1} of {repeats}")
+        first = prompt(FORK_TOKENS - 1000 + at)
+        second, third = (
+            first[:FORK_AT] + prompt(FORK_TOKENS * times + at)[: FORK_TOKENS - FORK_AT]
+            for times in (2, 3)
+        )
+        generate(url, first, max_new_tokens=1)
+        timed = generate(url, second, max_new_tokens=1)
+        resend, other = (
+            generate(url, tokens, max_new_tokens=1).device_tokens
+            for tokens in (second, third)
+        )
+        found.append(Fork(round(timed.seconds, 5), resend, other))
+    return found
+
+
 def _require_cold(answer: Generation) -> None:
     if answer.recomputed_tokens != answer.prompt_tokens:
         raise RuntimeError(
@@ -105,6 +141,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.reuse", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
+    parser.add_argument(
+        "--real-shapes",
+        action="store_true",
+        help="planes of the real sizes, dummy weights, instead of the tiny model",
+    )
     parser.add_argument("--random-lengths", type=int, default=RANDOM_LENGTHS)
     parser.add_argument("flags", nargs="*", metavar="-- LAUNCH_SERVER_FLAGS")
     return parser
@@ -112,44 +153,51 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace, progress: ProgressLine) -> dict[str, Any]:
     lengths = sweep_lengths(options.random_lengths)
-    rows = {
-        name: _on_server(options, name, lengths, progress) for name in (STOCK, OURS)
-    }
+    rows, forked = {}, {}
+    for name in (STOCK, OURS):
+        with _server(options, name) as server:
+            server.wait_ready(progress)
+
+            def say(text: str, name: str = name) -> None:
+                progress(f"{name}, {text}")
+
+            rows[name] = sweep(server.url, lengths, say)
+            forked[name] = forks(server.url, FORKS, say)
     same = [a.output_ids == b.output_ids for a, b in zip(*rows.values(), strict=True)]
     return {
         "machine": machine.describe(),
         "flags": options.flags,
+        "model": "real shapes, dummy weights" if options.real_shapes else "tiny model",
         "rows": {name: [asdict(row) for row in found] for name, found in rows.items()},
         "lost_tokens": {name: _lost(found) for name, found in rows.items()},
+        "forks": {
+            name: [asdict(fork) for fork in found] for name, found in forked.items()
+        },
         "cold_answers_equal": sum(same),
         "ok": all(same) and not any(_lost(rows[OURS]).values()),
     }
 
 
-def _on_server(
-    options: argparse.Namespace,
-    name: str,
-    lengths: Sequence[int],
-    progress: ProgressLine,
-) -> list[Reuse]:
+def _server(options: argparse.Namespace, name: str) -> SGLangServer:
     work = options.out / "logs" / name
     work.mkdir(parents=True, exist_ok=True)
-    backend = BACKEND_FLAGS if name == OURS else ()
-    server = SGLangServer(
-        cached_checkpoint(),
+    model, flags = cached_checkpoint(), []
+    if options.real_shapes:
+        model = write_real_shapes(options.out / "model", model)
+        flags = ["--load-format", "dummy", "--skip-tokenizer-init"]
+    return SGLangServer(
+        model,
         work,
         device=options.device,
-        # Room for every prompt of the sweep: eviction is another question.
         flags=[
-            *("--max-total-tokens", "262144", "--max-mamba-cache-size", "1024"),
-            *backend,
+            # Room for every prompt of the sweep: eviction is another question.
+            *("--max-total-tokens", "262144", "--max-mamba-cache-size", "320"),
+            *(BACKEND_FLAGS if name == OURS else ()),
+            *flags,
             *options.flags,
         ],
         with_plugin=name == OURS,
     )
-    with server:
-        server.wait_ready(progress)
-        return sweep(server.url, lengths, lambda text: progress(f"{name}, {text}"))
 
 
 def _lost(rows: Sequence[Reuse]) -> dict[str, int]:
@@ -165,9 +213,9 @@ def as_markdown(result: dict[str, Any]) -> str:
         "# Reuse by prompt length: stock and ours",
         "",
         f"{facts['gpu'] or facts['cpu']}, sglang {facts['versions']['sglang']}, commit "
-        f"{facts['commit'][:12]}, tiny model, device tree alone. Tokens found again "
-        f"of the prompt (resend), of it and {TURN_TOKENS} more (next turn), of that "
-        "again.",
+        f"{facts['commit'][:12]}, {result['model']}, device tree alone. Tokens found "
+        f"again of the prompt (resend), of it and {TURN_TOKENS} more (next turn), of "
+        "that again.",
         "",
         "| lengths that lose more than a page | " + " | ".join(_kinds(result)) + " |",
         "|---|" + "---:|" * len(_kinds(result)),
@@ -181,6 +229,8 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"Greedy answers of the cold prompts: {result['cold_answers_equal']} of "
         f"{count} equal between the two.",
         "",
+        *_fork_table(result["forks"]),
+        "",
         "| tokens | stock: resend | next turn | resent | ours: resend | next turn "
         "| resent |",
         "|---:|---:|---:|---:|---:|---:|---:|",
@@ -193,6 +243,23 @@ def as_markdown(result: dict[str, Any]) -> str:
         ]
         lines.append("| " + " | ".join(f"{cell:,}" for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _fork_table(forked: dict[str, list[dict[str, Any]]]) -> list[str]:
+    lines = [
+        f"A prompt of {FORK_TOKENS:,} tokens that leaves one sent before after "
+        f"{FORK_AT:,}, median of {FORKS}:",
+        "",
+        "| | ms | its resend finds | a third over the same beginning finds |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, found in forked.items():
+        ms = statistics.median(fork["seconds"] for fork in found) * 1000
+        resend, third = (
+            min(fork[key] for fork in found) for key in ("second_resend", "third")
+        )
+        lines.append(f"| {name} | {ms:,.1f} | {resend:,} | {third:,} |")
+    return lines
 
 
 def _kinds(result: dict[str, Any]) -> list[str]:
