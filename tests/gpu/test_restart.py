@@ -24,5 +24,6 @@ pytestmark = [
 def test_restored_prompt_has_the_bits_of_a_device_hit(tmp_path: Path) -> None:
     options = {"--out": tmp_path, "--prompt-tokens": 32_780, "--repeats": 3}
     flat = [str(part) for option in options.items() for part in option]
-    flags = ["--max-total-tokens", "140000", *shlex.split(os.environ.get(FLAGS, ""))]
+    flags = ["--max-total-tokens", "140000", "--max-mamba-cache-size", "64"]
+    flags += shlex.split(os.environ.get(FLAGS, ""))
     assert restart.main([*flat, "--stable-selection", "--", *flags]) == 0
