@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 
 from sglang_qsa.admission import MIN_TOKENS
@@ -21,6 +22,14 @@ CONFIG_VARIABLE = "SGLANG_QSA_CONFIG"
 ENV_PREFIX = "SGLANG_QSA_"
 
 _LONGEST_S = 86_400.0
+
+
+class Switch(StrEnum):
+    """Whether a kernel is used: as measured on the GPU at hand, or as told."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,15 @@ class QsaConfig:
     """A request shorter than this goes to an external tier once another one has sent
     the same tokens; 0 keeps all. One checkpoint costs as much as 4,563 tokens."""
 
+    kernel_topk: str = Switch.AUTO
+    """Exact selection of blocks, in every phase; `auto` is on."""
+
+    kernel_score: str = Switch.AUTO
+    """Stacked scoring of decode and verify rows, where `kernel_topk` is on."""
+
+    kernel_sparse_decode: str = Switch.AUTO
+    """Attention of decode and verify rows that reads K and V in place."""
+
     weights_fingerprint: str = ""
     """Overrides the fingerprint read from the checkpoint files; two servers that
     set the same value declare their weights equal."""
@@ -66,6 +84,16 @@ class QsaConfig:
                         way_out="correct the value or leave the option out",
                     )
                 )
+        for name in _SWITCHES:
+            if getattr(self, name) not in tuple(Switch):
+                raise ConfigError(
+                    refusal(
+                        found=f"{getattr(self, name)!r}",
+                        wanted=f"one of {', '.join(Switch)}",
+                        origin=f"option {name}",
+                        way_out="correct the value or leave the option out",
+                    )
+                )
         if self.admission_min_tokens < 0:
             raise ConfigError(
                 refusal(
@@ -78,7 +106,10 @@ class QsaConfig:
 
 
 _DURATIONS = tuple(f.name for f in fields(QsaConfig) if f.name.endswith("_s"))
-_TYPES: dict[str, type] = {f.name: type(f.default) for f in fields(QsaConfig)}
+_SWITCHES = tuple(f.name for f in fields(QsaConfig) if f.name.startswith("kernel_"))
+_TYPES: dict[str, type] = {
+    f.name: str if f.name in _SWITCHES else type(f.default) for f in fields(QsaConfig)
+}
 _KINDS = {float: "a number", int: "a whole number", str: "a string"}
 
 

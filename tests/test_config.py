@@ -45,11 +45,16 @@ def test_process_environment_is_the_default_source(
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_option_can_be_set_in_both_places(name: str, tmp_path: Path) -> None:
     text = isinstance(FIELDS[name], str)
-    in_file, in_env = ("file", "env") if text else (7, "8")
+    in_file, in_env = ("on", "off") if text else (7, "8")
     environ = write(tmp_path, {name: in_file})
     assert getattr(load_config(environ), name) == in_file
     environ[f"SGLANG_QSA_{name.upper()}"] = in_env
-    assert getattr(load_config(environ), name) == ("env" if text else 8)
+    assert getattr(load_config(environ), name) == ("off" if text else 8)
+
+
+@pytest.mark.parametrize("value", ["yes", "", "ON"])
+def test_switches_have_three_positions(value: str, tmp_path: Path) -> None:
+    refused(write(tmp_path, {"kernel_topk": value}), origin="kernel_topk", found=value)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "1k"])

@@ -6,6 +6,7 @@
 from sglang_qsa.hooks.base import Binding, Hook
 from sglang_qsa.hooks.chunks import CUT_FIRST_CHUNK, CUT_NEXT_CHUNK, WHOLE_PAGES
 from sglang_qsa.hooks.decode import TRACK_GRID
+from sglang_qsa.hooks.kernels import INSTALL, SCORE, SCORE_ROWS, SPARSE_DECODE, TOPK
 from sglang_qsa.hooks.launch import CHECK_BEFORE_RESOLUTION, PASS_ON_REFUSAL
 from sglang_qsa.hooks.lmcache import ADAPTER, CONNECTOR
 from sglang_qsa.hooks.publish import PUBLISH
@@ -30,6 +31,11 @@ HOOKS: tuple[Hook | Binding, ...] = (
     COPY_OUT,
     COPY_IN,
     MOVE,
+    INSTALL,
+    TOPK,
+    SCORE,
+    SCORE_ROWS,
+    SPARSE_DECODE,
     CONNECTOR,
     ADAPTER,
 )

@@ -29,7 +29,7 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A class upstream constructs by name, rebound only while a cache is built.
+    """A name of upstream that is rebound by its owner, in the processes that need it.
 
     SGLang's registry would import the target's package in every process.
     """
@@ -46,6 +46,34 @@ def register(hooks: Iterable[Hook | Binding]) -> None:
     for hook in hooks:
         if isinstance(hook, Hook):
             HookRegistry.register(hook.target, hook.function, HookType(hook.mode))
+
+
+def resolve(binding: Binding) -> Any:
+    """What the name stands for now.
+
+    Raises:
+        UpstreamMismatch: the name is not there.
+    """
+    path, _, name = binding.target.rpartition(".")
+    owner = pkgutil.resolve_name(path)
+    if not hasattr(owner, name):
+        raise UpstreamMismatch(
+            refusal(
+                found=f"no {name} in {path}",
+                wanted="the name that upstream uses",
+                origin=f"binding {binding.id}",
+                way_out="serve with the pinned sglang and lmcache versions",
+            )
+        )
+    return getattr(owner, name)
+
+
+def bind(binding: Binding, value: Any) -> Any:
+    """Rebind the name and return what it stood for."""
+    original = resolve(binding)
+    path, _, name = binding.target.rpartition(".")
+    setattr(pkgutil.resolve_name(path), name, value)
+    return original
 
 
 def require_active(hooks: Iterable[Hook | Binding]) -> None:

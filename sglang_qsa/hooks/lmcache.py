@@ -7,13 +7,11 @@ back, so another cache in the process is not affected.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sglang_qsa.errors import UpstreamMismatch, refusal
-from sglang_qsa.hooks.base import Binding
+from sglang_qsa.hooks.base import Binding, bind
 
 CONNECTOR = Binding(
     "bind-connector",
@@ -35,23 +33,11 @@ def bound(
     Raises:
         UpstreamMismatch: a name is not there.
     """
-    saved: list[tuple[Any, str, Any]] = []
+    saved: list[tuple[Binding, Any]] = []
     try:
         for binding, value in ((CONNECTOR, connector), (ADAPTER, adapter)):
-            path, _, name = binding.target.rpartition(".")
-            module = pkgutil.resolve_name(path)
-            if not hasattr(module, name):
-                raise UpstreamMismatch(
-                    refusal(
-                        found=f"no {name} in {path}",
-                        wanted="the name that upstream constructs",
-                        origin=f"binding {binding.id}",
-                        way_out="serve with the pinned sglang and lmcache versions",
-                    )
-                )
-            saved.append((module, name, getattr(module, name)))
-            setattr(module, name, value)
+            saved.append((binding, bind(binding, value)))
         yield
     finally:
-        for module, name, original in reversed(saved):
-            setattr(module, name, original)
+        for binding, original in reversed(saved):
+            bind(binding, original)
