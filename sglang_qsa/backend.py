@@ -59,6 +59,7 @@ def _create(ctx: Any) -> Any:
     require_active(HOOKS)
     options = load_config()
     arena = _open(ctx, options)
+    active.identify(arena.layout.layout_id)
     cache, store_tokens = _tier(ctx, arena, options)
     rule = _checkpoint_rule(ctx, store_tokens)
     active.use(rule)
@@ -72,7 +73,7 @@ def _create(ctx: Any) -> Any:
         ", ".join(plane.name for plane in layout.page.planes),
         layout.checkpoint_bytes,
         ", ".join(plane.name for plane in layout.checkpoint.planes),
-        f"lmcache in chunks of {store_tokens} tokens" if store_tokens else "none",
+        _named(ctx, store_tokens),
         rule.decode_interval,
     )
     return cache
@@ -87,6 +88,18 @@ def _tier(ctx: Any, arena: Arena, options: QsaConfig) -> tuple[Any, int]:
         return create_unified_radix_cache(ctx), 0
     cache = _lmcache(ctx, arena, options)
     return cache, cache.lmcache_connector.chunk_size
+
+
+def _named(ctx: Any, store_tokens: int) -> str:
+    """The tiers behind the tree, for the log."""
+    from sglang.srt.runtime_context import get_memory
+
+    if store_tokens:
+        return f"lmcache in chunks of {store_tokens} tokens"
+    if not ctx.enable_hierarchical_cache:
+        return "none"
+    storage = get_memory().hicache_storage_backend
+    return f"host memory and {storage}" if storage else "host memory"
 
 
 def _checkpoint_rule(ctx: Any, store_tokens: int) -> CheckpointRule:

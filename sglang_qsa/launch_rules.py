@@ -66,7 +66,7 @@ def _option(field: str) -> str:
 _OFF = (None, False)
 _ONE = (None, 1)
 
-ALWAYS = (
+ALWAYS: tuple[Rule, ...] = (
     Rule(
         ("enable_mixed_chunk",),
         _OFF,
@@ -81,7 +81,7 @@ ALWAYS = (
         "leave the option out",
     ),
 )
-WITH_BACKEND = (
+WITH_BACKEND: tuple[Rule, ...] = (
     Rule(("disable_radix_cache",), _OFF, "a prefix tree for the tier to extend"),
     Rule(
         ("disaggregation_mode",),
@@ -89,9 +89,9 @@ WITH_BACKEND = (
         f"null, since a P/D role publishes no {_STATE_PLANES} to the tier",
     ),
     Rule(
-        ("enable_hierarchical_cache", "enable_unified_cache_external_linker"),
+        ("enable_unified_cache_external_linker",),
         _OFF,
-        "no tier but --enable-lmcache",
+        "host memory or LMCache as the tier",
     ),
     Rule(
         ("enable_dp_attention",),
@@ -136,10 +136,32 @@ WITH_BACKEND = (
         "choose one of these or leave the tier out",
     ),
 )
-WITH_LMCACHE = (
+WITH_TIER: tuple[Rule, ...] = (
     Rule(
         ("speculative_algorithm",),
         (None,),
-        f"none, since sglang's LMCache tier registers no {_DRAFT_PLANES}",
+        f"none, since no tier of this version keeps {_DRAFT_PLANES}",
+    ),
+)
+WITH_LMCACHE: tuple[Rule, ...] = (
+    Rule(
+        ("enable_hierarchical_cache",),
+        _OFF,
+        "one tier, which --enable-lmcache is",
+    ),
+)
+WITH_HICACHE: tuple[Rule, ...] = (
+    Rule(
+        ("hicache_mem_layout",),
+        (None, "page_first", "page_first_direct"),
+        "page_first or page_first_direct, the layouts that recurrent states have",
+        "choose one of these",
+    ),
+    Rule(
+        ("hicache_storage_backend",),
+        (None, "file", "hf3fs", "seaweedfs", "dynamic"),
+        "file, hf3fs, seaweedfs or dynamic (zero-copy backends such as mooncake and "
+        "nixl keep nothing of this model in sglang 0.5.23: each backup fails)",
+        "choose one of these or leave the option out",
     ),
 )

@@ -21,7 +21,14 @@ from sglang_qsa.geometry import (
     build,
     read_model_config,
 )
-from sglang_qsa.launch_rules import ALWAYS, WITH_BACKEND, WITH_LMCACHE, Finding
+from sglang_qsa.launch_rules import (
+    ALWAYS,
+    WITH_BACKEND,
+    WITH_HICACHE,
+    WITH_LMCACHE,
+    WITH_TIER,
+    Finding,
+)
 from sglang_qsa.layout import Layout
 from sglang_qsa.manifest import verify_manifest
 
@@ -75,7 +82,12 @@ def _of_the_backend(server_args: Any, config: dict[str, Any]) -> Iterator[Findin
         yield _version("lmcache")
     yield _unchanged_upstream()
     yield _hooks_in_place()
-    for rule in (*WITH_BACKEND, *(WITH_LMCACHE if lmcache else ())):
+    rules = WITH_BACKEND
+    if lmcache:
+        rules += WITH_TIER + WITH_LMCACHE
+    elif server_args.enable_hierarchical_cache:
+        rules += WITH_TIER + WITH_HICACHE
+    for rule in rules:
         yield rule.check(server_args)
     options = load_config()
     layout = layout_of(server_args, config, options)

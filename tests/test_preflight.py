@@ -78,10 +78,23 @@ def refused(server_args: Any, **parts: str) -> str:
     return str(caught.value)
 
 
+WITH_HICACHE = [
+    ("hicache_mem_layout", "layer_first"),
+    ("hicache_storage_backend", "mooncake"),
+    ("hicache_storage_backend", "nixl"),
+]
+
+
 def test_every_rule_is_tried_here() -> None:
     always = {name for rule in launch_rules.ALWAYS for name in rule.fields}
-    rules = (*launch_rules.WITH_BACKEND, *launch_rules.WITH_LMCACHE)
+    rules = (
+        *launch_rules.WITH_BACKEND,
+        *launch_rules.WITH_TIER,
+        *launch_rules.WITH_LMCACHE,
+    )
     with_tier = {name for rule in rules for name in rule.fields}
+    with_hicache = {n for rule in launch_rules.WITH_HICACHE for n in rule.fields}
+    assert {option for option, _ in WITH_HICACHE} == with_hicache
     assert {name for name, _ in ALWAYS} == always
     assert {name for name, _ in WITH_TIER} == with_tier
 
@@ -168,12 +181,35 @@ def test_backend_without_a_tier(model: Path) -> None:
         model, radix_cache_backend=BACKEND_NAME, speculative_algorithm="EAGLE"
     )
     assert not any(finding.refused for finding in findings(server_args))
-    refused(
-        arguments(
-            model, radix_cache_backend=BACKEND_NAME, enable_hierarchical_cache=True
-        ),
-        origin="--enable-hierarchical-cache",
+
+
+def hicache(model: Path, **options: Any) -> Any:
+    return arguments(
+        model,
+        radix_cache_backend=BACKEND_NAME,
+        enable_hierarchical_cache=True,
+        **options,
     )
+
+
+def test_backend_with_host_memory(model: Path) -> None:
+    assert not any(finding.refused for finding in findings(hicache(model)))
+    stored = hicache(model, hicache_storage_backend="file")
+    assert not any(finding.refused for finding in findings(stored))
+
+
+@pytest.mark.parametrize(("name", "value"), WITH_HICACHE)
+def test_option_that_host_memory_cannot_keep(
+    model: Path, name: str, value: str
+) -> None:
+    option = f"--{name.replace('_', '-')}"
+    refused(hicache(model, **{name: value}), origin=option, found=value)
+
+
+def test_drafts_are_refused_with_host_memory(model: Path) -> None:
+    server_args = hicache(model, speculative_algorithm="EAGLE")
+    line = refused(server_args, origin="--speculative-algorithm")
+    assert "draft_k" in line
 
 
 def test_backend_for_another_model(model: Path) -> None:

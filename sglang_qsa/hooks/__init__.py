@@ -13,6 +13,7 @@ from sglang_qsa.hooks.publish import PUBLISH
 from sglang_qsa.hooks.retraction import COPY_IN, COPY_OUT, MOVE
 from sglang_qsa.hooks.routing import REGISTER_BACKEND, ROUTE_DEFAULT
 from sglang_qsa.hooks.snapshot import SIDE_STATES, SNAPSHOT
+from sglang_qsa.hooks.storage import STORAGE_IDENTITY
 from sglang_qsa.hooks.weights import RETIRE_TIER
 
 HOOKS: tuple[Hook | Binding, ...] = (
@@ -28,6 +29,7 @@ HOOKS: tuple[Hook | Binding, ...] = (
     WHOLE_PAGES,
     TRACK_GRID,
     PUBLISH,
+    STORAGE_IDENTITY,
     COPY_OUT,
     COPY_IN,
     MOVE,

@@ -1,8 +1,8 @@
-"""The checkpoint rule of this process, for the hooks that carry it out.
+"""What the hooks of this process follow: the checkpoint rule and the layout.
 
-A scheduler process has one tree cache. Its backend says which rule holds once that
-cache is built; in every other process, and with upstream's own backends, there is
-none and the hooks leave upstream alone.
+A scheduler process has one tree cache, and its backend says which layout its records
+have, and, once that cache is built, which rule holds. In every other process, and with
+upstream's own backends, there is neither and the hooks leave upstream alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class CheckpointRule:
 
 
 _rule: CheckpointRule | None = None
+_layout_id: str | None = None
 
 
 def use(rule: CheckpointRule | None) -> None:
@@ -33,3 +34,14 @@ def use(rule: CheckpointRule | None) -> None:
 def rule() -> CheckpointRule | None:
     """The rule of this process, if its tree cache has one."""
     return _rule
+
+
+def identify(layout_id: str | None) -> None:
+    """Let storage keys of this process carry `layout_id`, or upstream's own again."""
+    global _layout_id
+    _layout_id = layout_id
+
+
+def layout_id() -> str | None:
+    """The layout id of this process's records, if its backend is the plugin's."""
+    return _layout_id
