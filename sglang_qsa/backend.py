@@ -59,7 +59,7 @@ def _create(ctx: Any) -> Any:
     require_active(HOOKS)
     options = load_config()
     arena = _open(ctx, options)
-    active.identify(arena.layout.layout_id)
+    active.identify(arena.layout)
     cache, store_tokens = _tier(ctx, arena, options)
     rule = _checkpoint_rule(ctx, store_tokens)
     active.use(rule)

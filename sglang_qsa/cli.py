@@ -9,8 +9,15 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from sglang_qsa import __version__, demo
+from sglang_qsa.budget import (
+    TOKENS_PER_CHECKPOINT,
+    HostBudget,
+    parse_bytes,
+    split_budget,
+)
 from sglang_qsa.errors import REFUSED, QsaError
 from sglang_qsa.geometry import ServerFacts, build, read_model_config
 from sglang_qsa.layout import Layout, Record, plane_as_dict
@@ -38,6 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     layout.add_argument("--index-dtype", default="auto", metavar="DTYPE")
     layout.add_argument("--mamba-ssm-dtype", metavar="DTYPE")
     layout.add_argument("--draft", action="store_true", help="count MTP draft rows")
+    layout.add_argument(
+        "--host-budget",
+        metavar="BYTES",
+        help="divide host memory of one rank, for example 32GB",
+    )
+    layout.add_argument(
+        "--host-tokens-per-checkpoint", type=int, default=TOKENS_PER_CHECKPOINT
+    )
     layout.add_argument("--json", action="store_true", help="print JSON")
     layout.set_defaults(run=_layout)
 
@@ -71,22 +86,35 @@ def _layout(options: argparse.Namespace) -> int:
         ),
         origin=str(options.config),
     )
-    print(_as_json(layout) if options.json else _as_table(layout))
+    budget = None
+    if options.host_budget:
+        budget = split_budget(
+            layout,
+            parse_bytes(options.host_budget),
+            options.host_tokens_per_checkpoint,
+        )
+    print(_as_json(layout, budget) if options.json else _as_table(layout, budget))
     return 0
 
 
-def _as_json(layout: Layout) -> str:
-    document = {
+def _as_json(layout: Layout, budget: HostBudget | None) -> str:
+    document: dict[str, Any] = {
         "layout_id": layout.layout_id,
         "token_bytes": layout.token_bytes,
         "page_bytes": layout.page_bytes,
         "checkpoint_bytes": layout.checkpoint_bytes,
         "planes": [plane_as_dict(plane) for plane in layout.planes],
     }
+    if budget is not None:
+        document["host_budget"] = {
+            "pages": budget.pages,
+            "checkpoints": budget.checkpoints,
+            "used_bytes": budget.used_bytes,
+        }
     return json.dumps(document, indent=2)
 
 
-def _as_table(layout: Layout) -> str:
+def _as_table(layout: Layout, budget: HostBudget | None) -> str:
     rows = [("plane", "shape of one record", "dtype", "bytes")]
     tokens = layout.geometry.page_tokens
     for title, record in (
@@ -108,8 +136,20 @@ def _as_table(layout: Layout) -> str:
             "",
             f"bytes per token  {layout.token_bytes:,}",
             f"layout id        {layout.layout_id} (without a weights fingerprint)",
+            *([] if budget is None else _budget_lines(budget, tokens)),
         ]
     )
+
+
+def _budget_lines(budget: HostBudget, page_tokens: int) -> list[str]:
+    return [
+        "",
+        f"host memory      {budget.pages:,} pages ({budget.pages * page_tokens:,} "
+        f"tokens, {budget.pages_bytes:,} B)",
+        f"                 {budget.checkpoints:,} checkpoints "
+        f"({budget.checkpoints_bytes:,} B)",
+        f"                 {budget.used_bytes:,} B in all",
+    ]
 
 
 def _record_rows(title: str, record: Record) -> list[tuple[str, str, str, str]]:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sglang_qsa.admission import MIN_TOKENS
+from sglang_qsa.budget import TOKENS_PER_CHECKPOINT
 from sglang_qsa.errors import ConfigError, refusal
 
 CONFIG_VARIABLE = "SGLANG_QSA_CONFIG"
@@ -59,6 +60,9 @@ class QsaConfig:
     """A request shorter than this goes to an external tier once another one has sent
     the same tokens; 0 keeps all. One checkpoint costs as much as 4,563 tokens."""
 
+    host_tokens_per_checkpoint: int = TOKENS_PER_CHECKPOINT
+    """Tokens of pages in host memory for each checkpoint there."""
+
     kernel_topk: str = Switch.AUTO
     """Exact selection of blocks, in every phase; `auto` is on."""
 
@@ -94,18 +98,20 @@ class QsaConfig:
                         way_out="correct the value or leave the option out",
                     )
                 )
-        if self.admission_min_tokens < 0:
-            raise ConfigError(
-                refusal(
-                    found=f"{self.admission_min_tokens}",
-                    wanted="tokens, 0 or more",
-                    origin="option admission_min_tokens",
-                    way_out="correct the value or leave the option out",
+        for name, least in _LEAST_TOKENS.items():
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    refusal(
+                        found=f"{getattr(self, name)}",
+                        wanted=f"tokens, {least} or more",
+                        origin=f"option {name}",
+                        way_out="correct the value or leave the option out",
+                    )
                 )
-            )
 
 
 _DURATIONS = tuple(f.name for f in fields(QsaConfig) if f.name.endswith("_s"))
+_LEAST_TOKENS = {"admission_min_tokens": 0, "host_tokens_per_checkpoint": 1}
 _SWITCHES = tuple(f.name for f in fields(QsaConfig) if f.name.startswith("kernel_"))
 _TYPES: dict[str, type] = {
     f.name: str if f.name in _SWITCHES else type(f.default) for f in fields(QsaConfig)

@@ -76,6 +76,40 @@ METRICS = (
         "1 while the external tier is used, 0 while its circuit breaker is open.",
         ("store",),
     ),
+    Metric(
+        "sglang_qsa_store_records_total",
+        "counter",
+        "Records of the durable store by unit (page, checkpoint, commit, intent) and "
+        "result (written, hit; absent, unreadable, length, header, foreign, key, "
+        "checksum: a miss).",
+        ("unit", "result"),
+    ),
+    Metric(
+        "sglang_qsa_store_quarantined_total",
+        "counter",
+        "Records set aside because they failed verification, by unit and cause.",
+        ("unit", "result"),
+    ),
+    Metric(
+        "sglang_qsa_store_puts_total",
+        "counter",
+        "Checkpoints offered to the durable store by result (written, present; "
+        "incomplete, too_large, failed: not kept).",
+        ("result",),
+    ),
+    Metric(
+        "sglang_qsa_store_lookups_total",
+        "counter",
+        "Look-ups of a prefix in the durable store by result (hit, absent, incomplete, "
+        "unreadable).",
+        ("result",),
+    ),
+    Metric(
+        "sglang_qsa_store_bytes_total",
+        "counter",
+        "Bytes of records of the durable store by direction (written, read, evicted).",
+        ("direction",),
+    ),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}
 

@@ -266,7 +266,7 @@ def test_id_separates_geometries(one: Geometry, other: Geometry) -> None:
 
 PURE = [
     *("layout", "geometry", "config", "errors", "fingerprint", "cli"),
-    *("boundary", "admission"),
+    *("boundary", "admission", "budget"),
 ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_qsa.boundary import Grid
+from sglang_qsa.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class CheckpointRule:
 
 
 _rule: CheckpointRule | None = None
-_layout_id: str | None = None
+_layout: Layout | None = None
 
 
 def use(rule: CheckpointRule | None) -> None:
@@ -36,12 +37,12 @@ def rule() -> CheckpointRule | None:
     return _rule
 
 
-def identify(layout_id: str | None) -> None:
-    """Let storage keys of this process carry `layout_id`, or upstream's own again."""
-    global _layout_id
-    _layout_id = layout_id
+def identify(layout: Layout | None) -> None:
+    """Let keys and budgets of this process follow `layout`, or upstream again."""
+    global _layout
+    _layout = layout
 
 
-def layout_id() -> str | None:
-    """The layout id of this process's records, if its backend is the plugin's."""
-    return _layout_id
+def layout() -> Layout | None:
+    """The layout of this process's records, if its backend is the plugin's."""
+    return _layout

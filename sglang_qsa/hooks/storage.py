@@ -18,13 +18,17 @@ _TAG = "extra_backend_tag"
 
 
 def identify(original: Callable[..., Any], controller: Any, *args: Any) -> Any:
-    """Add the layout id to the two names that backends build their keys from."""
+    """Add the layout id to the two names that backends build their keys from.
+
+    And the order of bytes in host memory, which whole pages are written in.
+    """
     config = original(controller, *args)
-    layout_id = active.layout_id()
-    if layout_id is not None:
-        config.model_name = "-".join(filter(None, (config.model_name, layout_id)))
+    layout = active.layout()
+    if layout is not None:
+        records = f"{layout.layout_id}-{controller.mem_pool_host.layout}"
+        config.model_name = "-".join(filter(None, (config.model_name, records)))
         extra = dict(config.extra_config or {})
-        shard = f"{layout_id}-tp{config.tp_rank}of{config.tp_size}"
+        shard = f"{records}-tp{config.tp_rank}of{config.tp_size}"
         extra[_TAG] = "-".join(filter(None, (extra.get(_TAG), shard)))
         config.extra_config = extra
     return config

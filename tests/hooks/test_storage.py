@@ -10,8 +10,11 @@ import pytest
 
 from sglang_qsa.hooks import active
 from sglang_qsa.hooks.storage import identify
+from tests.pools import small_layout
 
-LAYOUT = "qsa1-0123"
+LAYOUT = small_layout()
+RECORDS = f"{LAYOUT.layout_id}-page_first"
+CONTROLLER = SimpleNamespace(mem_pool_host=SimpleNamespace(layout="page_first"))
 
 
 @pytest.fixture
@@ -27,24 +30,24 @@ def config_of(
     original = SimpleNamespace(
         model_name=model_name, extra_config=extra, tp_rank=rank, tp_size=2
     )
-    return identify(lambda *_args: original, None, model_name, extra)
+    return identify(lambda *_args: original, CONTROLLER, model_name, extra)
 
 
 @pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("name", ["org/model", None, ""])
 def test_model_name(name: str | None) -> None:
-    expected = f"{name}-{LAYOUT}" if name else LAYOUT
+    expected = f"{name}-{RECORDS}" if name else RECORDS
     assert config_of(name, None).model_name == expected
 
 
 @pytest.mark.usefixtures("layout")
 def test_tag_names_the_shard_and_keeps_the_user_s() -> None:
     assert config_of("m", None).extra_config == {
-        "extra_backend_tag": f"{LAYOUT}-tp0of2"
+        "extra_backend_tag": f"{RECORDS}-tp0of2"
     }
     extra = {"extra_backend_tag": "mine", "other": 1}
     assert config_of("m", extra, rank=1).extra_config == {
-        "extra_backend_tag": f"mine-{LAYOUT}-tp1of2",
+        "extra_backend_tag": f"mine-{RECORDS}-tp1of2",
         "other": 1,
     }
     assert extra["extra_backend_tag"] == "mine", "the user's own object"
