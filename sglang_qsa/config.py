@@ -63,13 +63,13 @@ class QsaConfig:
     host_tokens_per_checkpoint: int = TOKENS_PER_CHECKPOINT
     """Tokens of pages in host memory for each checkpoint there."""
 
-    kernel_topk: str = Switch.AUTO
+    kernel_topk: str = Switch.OFF
     """Exact selection of blocks, in every phase; `auto` is on."""
 
-    kernel_score: str = Switch.AUTO
+    kernel_score: str = Switch.OFF
     """Stacked scoring of decode and verify rows, where `kernel_topk` is on."""
 
-    kernel_sparse_decode: str = Switch.AUTO
+    kernel_sparse_decode: str = Switch.OFF
     """Attention of decode and verify rows that reads K and V in place."""
 
     weights_fingerprint: str = ""

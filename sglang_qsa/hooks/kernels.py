@@ -1,8 +1,8 @@
 """Put the Triton kernels under SGLang's QSA backend, where they are right or faster.
 
 Upstream's selection (sglang 0.5.23) drops candidates at long context and breaks ties by
-atomics, so `topk` replaces it on every GPU. `score` and `sparse_decode` give what
-upstream gives, sooner: they are on where their launch shapes were measured.
+atomics; with `auto`, `topk` replaces it on every GPU. `score` and `sparse_decode` give
+what upstream gives, sooner: `auto` has them where their launch shapes were measured.
 
 The names are bound when a model runner builds its attention backends, before any CUDA
 graph is captured. Hooks on them would import the kernels' modules in every process.
@@ -20,6 +20,7 @@ from sglang_qsa.hooks.base import Binding, Hook, bind, resolve
 
 logger = logging.getLogger(__name__)
 
+_OPS = ("topk", "score", "sparse_decode")
 _INDEXER = "sglang.srt.layers.attention.qsa.qsa_indexer.QSAIndexer"
 TOPK = Binding("kernel-topk", "sglang.kernels.ops.attention.fast_topk.fast_topk")
 SCORE = Binding("kernel-score", f"{_INDEXER}.select_decode_tokens")
@@ -42,10 +43,12 @@ def install(runner: Any) -> None:
 def _install_once(gpu_id: int) -> None:
     import torch
 
-    from sglang_qsa.hooks import qsa_ops
-
     device = torch.device("cuda", gpu_id)
     chosen = choose(device)
+    if not any(chosen.values()):
+        return
+    from sglang_qsa.hooks import qsa_ops
+
     if chosen["topk"]:
         _wrap(TOPK, qsa_ops.fast_topk)
     if chosen["score"]:
@@ -62,16 +65,18 @@ def _install_once(gpu_id: int) -> None:
 
 def choose(device: Any) -> dict[str, bool]:
     """Which ops run on this GPU: as the options say, or as was measured on it."""
+    options = load_config()
+    switches = {name: getattr(options, f"kernel_{name}") for name in _OPS}
+    if set(switches.values()) == {Switch.OFF}:
+        return dict.fromkeys(_OPS, False)
     from sglang_qsa_kernels.score.tiles import is_measured as score_is_measured
     from sglang_qsa_kernels.sparse_decode.tiles import is_measured as decode_is_measured
 
-    options = load_config()
     on_auto = {
         "topk": True,
         "score": score_is_measured(device),
         "sparse_decode": decode_is_measured(device),
     }
-    switches = {name: getattr(options, f"kernel_{name}") for name in on_auto}
     chosen = {
         name: on_auto[name] if switch == Switch.AUTO else switch == Switch.ON
         for name, switch in switches.items()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
 from sglang_qsa_kernels.score import MAX_ROWS, MAXIMA_GROUP, score
 from sglang_qsa_kernels.sparse_decode import sparse_decode
 from sglang_qsa_kernels.topk import SELECTED_BLOCKS, topk

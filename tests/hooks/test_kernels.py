@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_qsa_kernels.score import tiles as score_tiles
-from sglang_qsa_kernels.sparse_decode import tiles as decode_tiles
 
 from sglang_qsa.geometry import ARCHITECTURE
 from sglang_qsa.hooks import kernels, qsa_ops
 from sglang_qsa.hooks.kernels import SCORE, SCORE_ROWS, SPARSE_DECODE, TOPK
+from sglang_qsa_kernels.score import tiles as score_tiles
+from sglang_qsa_kernels.sparse_decode import tiles as decode_tiles
 
 BINDINGS = (TOPK, SCORE, SCORE_ROWS, SPARSE_DECODE)
 
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.usefixtures("sglang_runtime")
 def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Every binding is upstream's before and after; no GPU is asked for its name."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "a GPU")
+    for op in ("TOPK", "SCORE", "SPARSE_DECODE"):
+        monkeypatch.setenv(f"SGLANG_QSA_KERNEL_{op}", "auto")
     found = {binding.id: pkgutil.resolve_name(binding.target) for binding in BINDINGS}
     yield found
     for binding in BINDINGS:
@@ -76,6 +78,16 @@ def test_nothing_for_other_devices_and_models(
     other: Any, originals: dict[str, Any]
 ) -> None:
     kernels.install(other)
+    assert bound(originals) == set()
+
+
+def test_nothing_by_default(
+    monkeypatch: pytest.MonkeyPatch, originals: dict[str, Any]
+) -> None:
+    measured(monkeypatch, answer=True)
+    for op in ("TOPK", "SCORE", "SPARSE_DECODE"):
+        monkeypatch.delenv(f"SGLANG_QSA_KERNEL_{op}")
+    kernels.install(runner())
     assert bound(originals) == set()
 
 

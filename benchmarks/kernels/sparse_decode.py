@@ -1,0 +1,162 @@
+"""Measure `sparse_decode` against upstream's gather and attention, and torch.
+
+python -m benchmarks.kernels.sparse_decode --out benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.kernels import timing
+from benchmarks.kernels.gather_attention import GatherAttention, torch_attention
+from sglang_qsa_kernels.sparse_decode import sparse_decode
+from sglang_qsa_kernels.sparse_decode.cases import MEASURED, Case, Inputs, inputs
+from sglang_qsa_kernels.sparse_decode.reference import sparse_decode_reference
+
+TEST = "tests/kernels/test_sparse_decode.py"
+NAME = "kernels_sparse_decode_h200_202611"
+DEVICE = torch.device("cuda")
+COLD_REQUESTS = 8
+"""Requests of all input sets together: 0.5 GB of K and V at 32,768 tokens in bf16."""
+CHECKED_ROWS = 64
+TOLERANCE = 4e-3
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Times and errors of one shape. Each input set has requests of its own."""
+    count = max(2, COLD_REQUESTS // case.batch)
+    whole = inputs(dataclasses.replace(case, batch=count * case.batch), DEVICE)
+    sets = [_part(whole, at, case.batch * case.rows) for at in range(count)]
+    timing.require(_error(call(sets[0]), sets[0]) < TOLERANCE, case.name)
+    times = timing.interleaved(contenders(sets), rounds=30)
+    selected = int((sets[0].tokens >= 0).sum())
+    element_bytes = sets[0].k_cache.element_size()
+    return {
+        "case": case.name,
+        "bytes": 2 * selected * case.kv_heads * case.dim * element_bytes,
+        "times": {name: asdict(time) for name, time in times.items()},
+        "errors": errors(case),
+    }
+
+
+def contenders(sets: list[Inputs]) -> dict[str, list[timing.Call]]:
+    """Ours and what does the same; the others know no scales and leave them out."""
+    calls: dict[str, list[timing.Call]] = {"ours": [partial(call, s) for s in sets]}
+    plain = [dataclasses.replace(s, k_scales=None, v_scales=None) for s in sets]
+    gathers = [GatherAttention(given) for given in plain]
+    if gathers[0].name:
+        calls[gathers[0].name] = [gather.run for gather in gathers]
+    calls["torch gather + sdpa"] = [partial(torch_attention, s) for s in plain]
+    return calls
+
+
+def errors(case: Case) -> dict[str, float]:
+    """Relative errors against fp64, of all on the same pool: an fp8 one has no scales,
+    because upstream's has none."""
+    kind = "bf16" if case.format == "bf16" else "fp8 plain"
+    batch = min(case.batch, CHECKED_ROWS // case.rows)
+    given = inputs(dataclasses.replace(case, batch=batch, format=kind), DEVICE, seed=1)
+    found = {}
+    for name, run in contenders([given]).items():
+        output = run[0]()
+        assert isinstance(output, torch.Tensor)
+        found[name] = _error(output, given)
+    return found
+
+
+def call(given: Inputs) -> torch.Tensor:
+    return sparse_decode(
+        *given.positional,
+        softmax_scale=given.softmax_scale,
+        k_scales=given.k_scales,
+        v_scales=given.v_scales,
+    )
+
+
+def _part(whole: Inputs, at: int, rows: int) -> Inputs:
+    """Input set `at`: its rows, over the pool and table of all."""
+    part = slice(at * rows, (at + 1) * rows)
+    return dataclasses.replace(
+        whole,
+        q=whole.q[part],
+        tokens=whole.tokens[part],
+        row_requests=whole.row_requests[part],
+        lengths=whole.lengths[part],
+    )
+
+
+def _error(found: torch.Tensor, given: Inputs) -> float:
+    """Relative error against fp64 over the first rows."""
+    first = _part(given, 0, min(CHECKED_ROWS, len(given.q)))
+    wanted = sparse_decode_reference(
+        *first.positional,
+        softmax_scale=first.softmax_scale,
+        k_scales=first.k_scales,
+        v_scales=first.v_scales,
+        dtype=torch.float64,
+    )
+    found = found[: len(wanted)].double()
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    head, times = result["header"], result["times"]
+    names = list(times[0]["times"])
+    lines = [
+        "# Attention over 2,051 selected tokens, 24 query and 2 KV heads of 256",
+        "",
+        f"{head['gpu']}, torch {head['versions']['torch']}, triton "
+        f"{head['versions']['triton']}, sglang {head['versions']['sglang']}, commit "
+        f"{head['commit'][:12]}. {head['method']}. Test: {result['test']}.",
+        "",
+        "Contexts of 32,768 tokens; each row has a random selection of its own, so "
+        "verify rows share almost nothing. Upstream: SGLang's count, prefix sum and "
+        "gather kernels, then the FlashAttention 2 that torch carries (the package "
+        "flash-attn is not installed). Upstream's fp8 pool has no scales, and is "
+        "widened to bf16 by the gather; fp8 errors are those on such a pool, times of "
+        "ours include the scales. Rate: bytes of selected K and V over ours; "
+        f"the copy rate of the run is {result['copy_gb_per_s']:,.0f} GB/s.",
+        "",
+        "| requests x rows | "
+        + " | ".join(f"{name}, µs" for name in names)
+        + " | ratio to upstream | GB/s | "
+        + " | ".join(f"error, {name}" for name in names)
+        + " |",
+        "|---|" + "---:|" * (2 * len(names) + 2),
+    ]
+    for row in times:
+        us = [row["times"][name]["median_us"] for name in names]
+        cells = [row["case"], *(f"{value:.1f}" for value in us)]
+        cells += [f"{us[1] / us[0]:.1f}", f"{row['bytes'] / us[0] / 1e3:,.0f}"]
+        cells += [f"{row['errors'][name]:.2e}" for name in names]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    out = parser.parse_args().out
+    test = timing.require_green(TEST)
+    result = {
+        "header": timing.header(),
+        "test": test,
+        "copy_gb_per_s": timing.copy_rate(),
+        "times": [measure(case) for case in MEASURED],
+    }
+    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / f"{NAME}.md").write_text(table(result))
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

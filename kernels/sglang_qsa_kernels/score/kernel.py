@@ -1,0 +1,242 @@
+"""The stacked scorer. Contract and layouts: `score.score`."""
+
+import triton
+import triton.language as tl
+
+from sglang_qsa_kernels.codec.kernel import (
+    bf16_to_fp32,
+    e2m1_words_to_bf16,
+    e4m3_words_to_fp16,
+    e8m0_to_bf16,
+)
+
+
+@triton.jit
+def _head_sums(
+    s,
+    unit,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEYS_ARE_M: tl.constexpr,
+):
+    """ReLU of one tile's products in their units, summed over heads: [ROWS, BLOCK]."""
+    s = tl.maximum(s, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    s *= unit[None, :] if KEYS_ARE_M else unit[:, None]
+    if KEYS_ARE_M:
+        return tl.trans(tl.sum(tl.reshape(s, (BLOCK, ROWS, HEADS)), 2))
+    return tl.sum(tl.reshape(s, (ROWS, HEADS, BLOCK)), 1)
+
+
+@triton.jit
+def _products(
+    queries,
+    read,
+    key_scale,
+    DIM: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PARTS: tl.constexpr,
+    KEYS_ARE_M: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Decode one tile of keys and multiply it with the stacked queries."""
+    if FORMAT == 3:
+        d = tl.arange(0, DIM // PARTS)
+        exponent = (key_scale[:, None] >> (d // (32 // PARTS) * 8)[None, :]) & 255
+        parts = e2m1_words_to_bf16(read, e8m0_to_bf16(exponent), INTERPRETED)
+    elif FORMAT == 2:
+        parts = e4m3_words_to_fp16(read, INTERPRETED)
+    else:
+        parts = (read,)
+    ROWS: tl.constexpr = queries[0].shape[1 if KEYS_ARE_M else 0]
+    BLOCK: tl.constexpr = read.shape[0]
+    if KEYS_ARE_M:
+        s = tl.zeros((BLOCK, ROWS), tl.float32)
+    else:
+        s = tl.zeros((ROWS, BLOCK), tl.float32)
+    for part in tl.static_range(PARTS):
+        k = parts[part]
+        if INTERPRETED:
+            k = k.to(tl.float32)
+        if KEYS_ARE_M:
+            s = tl.dot(k, queries[part], s)
+        else:
+            s = tl.dot(queries[part], tl.trans(k), s)
+    return s
+
+
+@triton.jit
+def _units(of_row, in_use, scale, DIM: tl.constexpr, FORMAT: tl.constexpr):
+    """Factor of each stacked row's products, and what its queries are divided by.
+
+    bf16 queries become fp16 next to e4m3 keys. Divided by the power of two of the
+    row's largest value they lose nothing above 2^-17 of it, and 2^-25 of it below.
+    """
+    unit = tl.full(in_use.shape, 1.0, tl.float32)
+    inverse = unit
+    if FORMAT == 2:
+        d = tl.arange(0, DIM)
+        q = tl.load(of_row[:, None] + d[None, :], mask=in_use[:, None], other=0.0)
+        bits = tl.max(tl.abs(bf16_to_fp32(q)), 1).to(tl.int32, bitcast=True)
+        exponent = tl.minimum(tl.maximum(bits >> 23, 1), 253)
+        unit = (exponent << 23).to(tl.float32, bitcast=True)
+        inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    return unit * scale, inverse
+
+
+@triton.jit
+def _stacked_queries(
+    q_ptr,
+    row_stride,
+    head_stride,
+    scale,
+    ROWS: tl.constexpr,
+    ROWS_PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PARTS: tl.constexpr,
+    KEYS_ARE_M: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Rows x heads of one request, split over dimensions as the codec splits keys."""
+    m = tl.arange(0, ROWS_PADDED * HEADS)
+    of_row = q_ptr + (m // HEADS) * row_stride + (m % HEADS) * head_stride
+    in_use = m // HEADS < ROWS
+    unit, inverse = _units(of_row, in_use, scale, DIM, FORMAT)
+    parts = ()
+    for part in tl.static_range(PARTS):
+        d = part + PARTS * tl.arange(0, DIM // PARTS)
+        q = tl.load(of_row[:, None] + d[None, :], mask=in_use[:, None], other=0.0)
+        if FORMAT == 2:
+            q = (bf16_to_fp32(q) * inverse[:, None]).to(tl.float16)
+        if INTERPRETED:
+            q = q.to(tl.float32)
+        part_q = tl.trans(q) if KEYS_ARE_M else q
+        parts = parts + (part_q,)  # type: ignore[assignment]  # noqa: RUF005
+    return parts, unit
+
+
+@triton.jit(do_not_specialize=["batch", "min_visible"])
+def score_kernel(
+    q_ptr,
+    keys_ptr,
+    key_scale_ptr,
+    page_table_ptr,
+    visible_ptr,
+    out_ptr,
+    maxima_ptr,
+    batch,
+    columns,
+    min_visible,
+    scale,
+    q_request_stride,
+    q_row_stride,
+    q_head_stride,
+    table_stride,
+    out_request_stride,
+    out_row_stride,
+    maxima_request_stride,
+    maxima_row_stride,
+    ROWS: tl.constexpr,
+    ROWS_PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    SCALE_PAGE_STRIDE: tl.constexpr,
+    BATCH_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    KEYS_ARE_M: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    MAXIMA: tl.constexpr,
+    GROUP: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Each program takes an equal run of the tiles of all requests, laid end to end.
+
+    The grid is static and the lengths are on the device, so a captured graph serves
+    any lengths; a long request next to short ones is spread over all programs.
+    """
+    if OVERLAP:
+        # Let the next kernel be placed, and read nothing that this one's predecessor
+        # may still write.
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    PARTS: tl.constexpr = 8 if FORMAT == 3 else 4 if FORMAT == 2 else 1
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    w = tl.arange(0, ROWS_PADDED)
+    b = tl.arange(0, BATCH_PADDED)
+    visible = tl.load(
+        visible_ptr + b[:, None] * ROWS + w[None, :],
+        mask=(b < batch)[:, None] & (w < ROWS)[None, :],
+        other=0,
+    )
+    longest = tl.minimum(tl.max(visible, 1), columns)
+    tiles = tl.where(longest > min_visible, tl.cdiv(longest, BLOCK), 0)
+    ends = tl.cumsum(tiles, 0)
+    total = tl.sum(tiles, 0)
+    share = total // programs
+    extra = total % programs
+    first = program * share + tl.minimum(program, extra)
+    last = first + share + (program < extra).to(tl.int32)
+    if first >= last:
+        return
+    first_request = tl.sum((ends <= first).to(tl.int32), 0)
+    last_request = tl.sum((ends < last).to(tl.int32), 0)
+    n0 = tl.arange(0, BLOCK)
+    d = tl.arange(0, DIM // PARTS)
+    of_key = (keys_ptr + (n0 % PAGE) * (DIM // PARTS))[:, None] + d[None, :]
+    of_scale = key_scale_ptr + n0 % PAGE
+    for request in tl.range(first_request, last_request + 1):
+        wide = tl.cast(request, tl.int64)
+        begin = tl.sum(tl.where(b < request, tiles, 0), 0)
+        count = tl.sum(tl.where(b == request, tiles, 0), 0)
+        length = tl.sum(tl.where(b == request, longest, 0), 0)
+        from_tile = tl.maximum(first - begin, 0)
+        to_tile = tl.minimum(last - begin, count)
+        row_end = tl.load(visible_ptr + request * ROWS + w, mask=w < ROWS, other=0)
+        row_end = tl.minimum(row_end, length)
+        queries, unit = _stacked_queries(
+            q_ptr + wide * q_request_stride, q_row_stride, q_head_stride, scale, ROWS,
+            ROWS_PADDED, HEADS, DIM, FORMAT, PARTS, KEYS_ARE_M, INTERPRETED,
+        )  # fmt: skip
+        of_row = out_ptr + wide * out_request_stride
+        of_row += w.to(tl.int64) * out_row_stride
+        maxima_of_row = maxima_ptr + wide * maxima_request_stride
+        maxima_of_row += w.to(tl.int64) * maxima_row_stride
+        # A page id past the last visible block is 0, so that keys can be read without
+        # a mask: page 0 is there to be read, and what comes of it is not stored. Ids
+        # come one tile ahead: with the dependent load inside the iteration Triton
+        # spends its stages on the ids instead of on the keys.
+        table = page_table_ptr + wide * table_stride + n0 // PAGE
+        entry = from_tile * (BLOCK // PAGE)
+        page = tl.load(table + entry, mask=from_tile * BLOCK + n0 < length, other=0)
+        for tile in tl.range(from_tile, to_tile, num_stages=STAGES):
+            n = tile * BLOCK + n0
+            here = page.to(tl.int64)
+            entry = (tile + 1) * (BLOCK // PAGE)
+            page = tl.load(table + entry, mask=n + BLOCK < length, other=0)
+            key_scale = here
+            if FORMAT >= 2:
+                key_scale = tl.load(of_scale + here * SCALE_PAGE_STRIDE)
+            read = tl.load(of_key + (here * PAGE_STRIDE)[:, None])
+            s = _products(
+                queries, read, key_scale, DIM, FORMAT, PARTS, KEYS_ARE_M, INTERPRETED
+            )
+            sums = _head_sums(s, unit, BLOCK, ROWS_PADDED, HEADS, KEYS_ARE_M)
+            if FORMAT == 2:
+                # relu(q . ck) = c relu(q . k) for c >= 0
+                sums = sums * key_scale[None, :]
+            seen = n[None, :] < row_end[:, None]
+            tl.store(of_row[:, None] + n[None, :], sums, mask=seen)
+            if MAXIMA:
+                GROUPS: tl.constexpr = BLOCK // GROUP
+                best = tl.where(seen, sums, 0.0)
+                best = tl.max(tl.reshape(best, (ROWS_PADDED, GROUPS, GROUP)), 2)
+                g = tile * GROUPS + tl.arange(0, GROUPS)
+                some = g[None, :] * GROUP < row_end[:, None]
+                tl.store(maxima_of_row[:, None] + g[None, :], best, mask=some)

@@ -1,0 +1,1 @@
+"""Last pass of `sparse_decode` over rows whose selection was split."""

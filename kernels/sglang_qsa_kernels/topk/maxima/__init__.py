@@ -1,0 +1,1 @@
+"""First pass of `topk` over rows that one program cannot hold."""
