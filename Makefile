@@ -49,8 +49,9 @@ test: setup lint ## checks and tests, all that run without a GPU
 
 .PHONY: campaign
 campaign: setup ## the long forms of tests that `make test` runs small
-	@QSA_TEST_STORE_CHUNKS=64,128,256 $(BIN)/python -m pytest -m "not gpu" \
-		tests/cpu/test_checkpoints.py $(PYTEST_ARGS)
+	@QSA_TEST_STORE_CHUNKS=64,128,256 QSA_TEST_EVERY_HOOK=1 QSA_TEST_STORE_CASES=2400 \
+		$(BIN)/python -m pytest -m "not gpu" tests/cpu/test_checkpoints.py \
+		tests/cpu/test_refusals.py tests/tiers/store $(PYTEST_ARGS)
 
 .PHONY: lint lint-ruff lint-format lint-mypy lint-manifest lint-readme
 lint: lint-ruff lint-format lint-mypy lint-manifest lint-readme ## what pre-commit runs

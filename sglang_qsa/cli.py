@@ -1,4 +1,4 @@
-"""`sglang-qsa`: look at the layout, check a launch, run the demo."""
+"""`sglang-qsa`: look at the layout, check a launch, run the demo, mind the store."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from sglang_qsa.budget import (
 from sglang_qsa.errors import REFUSED, QsaError
 from sglang_qsa.geometry import ServerFacts, build, read_model_config
 from sglang_qsa.layout import Layout, Record, plane_as_dict
+from sglang_qsa.tiers.store import cli as store
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_arguments(story)
     story.set_defaults(run=demo.main)
+    store.add_parser(commands)
     return parser
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,3 +167,43 @@ WITH_HICACHE: tuple[Rule, ...] = (
         "choose one of these or leave the option out",
     ),
 )
+
+_EXTRA = "--hicache-storage-backend-extra-config"
+
+
+def record_store_findings(server_args: Any) -> Iterator[Finding]:
+    """What the record store asks of HiCache, where it is the `dynamic` backend.
+
+    A configuration in a file of its own (`@FILE`) is read by SGLang alone.
+    """
+    text = server_args.hicache_storage_backend_extra_config or "{}"
+    if text.startswith("@"):
+        return
+    try:
+        extra = json.loads(text)
+    except ValueError as error:
+        yield Finding(_EXTRA, f"malformed JSON ({error})", "JSON", "correct it")
+        return
+    if extra.get("class_name") != "RecordStorage":
+        return
+    layout = server_args.hicache_mem_layout
+    yield Finding(
+        "--hicache-mem-layout",
+        str(layout),
+        "page_first_direct, whose pages are in the order of records",
+        "" if layout == "page_first_direct" else "set it",
+    )
+    named = bool(extra.get("directory"))
+    yield Finding(
+        f"{_EXTRA}, directory",
+        str(extra.get("directory")),
+        "where the records go",
+        "" if named else "name a directory",
+    )
+    passed = extra.get("hicache_storage_pass_prefix_keys") is True
+    yield Finding(
+        f"{_EXTRA}, hicache_storage_pass_prefix_keys",
+        str(extra.get("hicache_storage_pass_prefix_keys")),
+        "true: a checkpoint is stored with all pages before it",
+        "" if passed else "set it",
+    )

@@ -94,14 +94,14 @@ METRICS = (
         "sglang_qsa_store_puts_total",
         "counter",
         "Checkpoints offered to the durable store by result (written, present; "
-        "incomplete, too_large, failed: not kept).",
+        "incomplete, no_room, failed: not kept).",
         ("result",),
     ),
     Metric(
         "sglang_qsa_store_lookups_total",
         "counter",
-        "Look-ups of a prefix in the durable store by result (hit, absent, incomplete, "
-        "unreadable).",
+        "Look-ups of a prefix in the durable store by result (hit; shortened: a longer "
+        "boundary lacked a part; absent, incomplete, unreadable: a miss).",
         ("result",),
     ),
     Metric(

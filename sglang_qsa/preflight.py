@@ -28,6 +28,7 @@ from sglang_qsa.launch_rules import (
     WITH_LMCACHE,
     WITH_TIER,
     Finding,
+    record_store_findings,
 )
 from sglang_qsa.layout import Layout
 from sglang_qsa.manifest import verify_manifest
@@ -89,6 +90,8 @@ def _of_the_backend(server_args: Any, config: dict[str, Any]) -> Iterator[Findin
         rules += WITH_TIER + WITH_HICACHE
     for rule in rules:
         yield rule.check(server_args)
+    if server_args.hicache_storage_backend == "dynamic":
+        yield from record_store_findings(server_args)
     options = load_config()
     layout = layout_of(server_args, config, options)
     yield Finding("layout of this server", layout.layout_id, "one that can be built")

@@ -206,6 +206,48 @@ def test_option_that_host_memory_cannot_keep(
     refused(hicache(model, **{name: value}), origin=option, found=value)
 
 
+RECORDS = {
+    "class_name": "RecordStorage",
+    "directory": "/data",
+    "hicache_storage_pass_prefix_keys": True,
+}
+
+
+def record_store(model: Path, text: str, layout: str = "page_first_direct") -> Any:
+    return hicache(
+        model,
+        hicache_storage_backend="dynamic",
+        hicache_storage_backend_extra_config=text,
+        hicache_mem_layout=layout,
+    )
+
+
+def test_record_store(model: Path) -> None:
+    server_args = record_store(model, json.dumps(RECORDS))
+    assert not any(finding.refused for finding in findings(server_args))
+
+
+@pytest.mark.parametrize("left_out", ["directory", "hicache_storage_pass_prefix_keys"])
+def test_record_store_with_something_left_out(model: Path, left_out: str) -> None:
+    extra = {key: value for key, value in RECORDS.items() if key != left_out}
+    refused(record_store(model, json.dumps(extra)), origin=left_out, found="None")
+
+
+def test_record_store_over_another_layout(model: Path) -> None:
+    server_args = record_store(model, json.dumps(RECORDS), layout="page_first")
+    refused(server_args, origin="--hicache-mem-layout", found="page_first")
+
+
+def test_record_store_with_malformed_json(model: Path) -> None:
+    refused(record_store(model, "{"), found="malformed JSON")
+
+
+@pytest.mark.parametrize("text", ['{"class_name": "Another"}', "@file.yaml"])
+def test_other_storage_is_not_judged(model: Path, text: str) -> None:
+    server_args = record_store(model, text, layout="page_first")
+    assert not any(finding.refused for finding in findings(server_args))
+
+
 def test_drafts_are_refused_with_host_memory(model: Path) -> None:
     server_args = hicache(model, speculative_algorithm="EAGLE")
     line = refused(server_args, origin="--speculative-algorithm")

@@ -15,8 +15,10 @@ import logging
 from typing import Any
 
 from sglang_qsa.config import Switch, load_config
+from sglang_qsa.errors import QsaError
 from sglang_qsa.geometry import ARCHITECTURE
 from sglang_qsa.hooks.base import Binding, Hook, bind, resolve
+from sglang_qsa.hooks.launch import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +37,12 @@ SPARSE_DECODE = Binding(
 def install(runner: Any) -> None:
     """Bind the chosen kernels for the life of this process, once."""
     architectures = runner.model_config.hf_config.architectures or ()
-    if runner.device == "cuda" and ARCHITECTURE in architectures:
+    if runner.device != "cuda" or ARCHITECTURE not in architectures:
+        return
+    try:
         _install_once(runner.gpu_id)
+    except QsaError as error:
+        raise refuse(error) from None
 
 
 @functools.cache

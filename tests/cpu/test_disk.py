@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_qsa.boundary import anchor
-from sglang_qsa.demo.client import generate
+from sglang_qsa.demo.client import Generation, flush_cache, generate
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.story import prompt
 from sglang_qsa.preflight import BACKEND_NAME
@@ -20,10 +20,24 @@ LENGTHS = (384, 1000, 2900)
 pytestmark = pytest.mark.server
 
 
+BACKENDS: dict[str, dict[str, object]] = {
+    "file": {},
+    "dynamic": {
+        "backend_name": "sglang_qsa",
+        "module_path": "sglang_qsa.tiers.store.hicache",
+        "class_name": "RecordStorage",
+        "hicache_storage_pass_prefix_keys": True,
+    },
+}
+
+
 def server_on(
-    model: Path, folder: Path, files: Path, **environment: str
+    model: Path, folder: Path, backend: str, files: Path, **environment: str
 ) -> SGLangServer:
-    extra = {"prefetch_threshold": PAGE, "file_storage_path": str(files)}
+    extra = BACKENDS[backend] | {
+        "prefetch_threshold": PAGE,
+        "directory" if backend == "dynamic" else "file_storage_path": str(files),
+    }
     return SGLangServer(
         model,
         folder,
@@ -31,7 +45,7 @@ def server_on(
             *("--radix-cache-backend", BACKEND_NAME, "--enable-hierarchical-cache"),
             *("--hicache-ratio", "2", "--hicache-io-backend", "direct"),
             *("--hicache-mem-layout", "page_first_direct"),
-            *("--hicache-storage-backend", "file"),
+            *("--hicache-storage-backend", backend),
             *("--hicache-storage-prefetch-policy", "wait_complete"),
             *("--hicache-storage-backend-extra-config", json.dumps(extra)),
         ],
@@ -39,32 +53,35 @@ def server_on(
     )
 
 
-def wait_until_written(files: Path) -> None:
-    """Block until the number of files has stayed the same for two seconds."""
-    deadline, since, count = time.monotonic() + 60, time.monotonic(), 0
+def count_files(files: Path) -> int:
+    return sum(1 for _ in files.rglob("*"))
+
+
+def wait_until_written(files: Path, before: int) -> None:
+    """Block until there are more files than `before`, for two seconds the same."""
+    deadline, since, count = time.monotonic() + 60, time.monotonic(), before
     while time.monotonic() < deadline:
-        now = sum(1 for _ in files.rglob("*"))
+        now = count_files(files)
         if now != count:
             since, count = time.monotonic(), now
-        if count and time.monotonic() - since > 2:
+        if count > before and time.monotonic() - since > 2:
             return
         time.sleep(0.1)
     raise AssertionError("nothing was written")
 
 
-def test_restart_from_files(tiny_model: Path, tmp_path: Path) -> None:
-    """Up to the anchor, the same bits as a device hit; other weights find nothing.
-
-    Their files would have the same names in stock SGLang, and the same sizes.
-    """
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_restart_from_disk(tiny_model: Path, tmp_path: Path, backend: str) -> None:
+    """Up to the anchor, with the same bits as a device hit."""
     files = tmp_path / "files"
-    server = server_on(tiny_model, tmp_path, files)
+    server = server_on(tiny_model, tmp_path, backend, files)
     with server:
         server.wait_ready()
+        before = count_files(files)
         for length in LENGTHS:
             generate(server.url, prompt(length))
         hits = {length: generate(server.url, prompt(length)) for length in LENGTHS}
-        wait_until_written(files)
+        wait_until_written(files, before)
         server.kill9()
         server.start()
         server.wait_ready()
@@ -74,10 +91,36 @@ def test_restart_from_files(tiny_model: Path, tmp_path: Path) -> None:
             assert restored.storage_tokens == anchor(length, PAGE)
             assert restored.output_ids == hit.output_ids
             assert restored.logprobs == hit.logprobs
+        if backend == "dynamic":
+            assert_flipped_bits_are_misses(server, files, hits)
+    if backend == "file":
+        assert_other_weights_find_nothing(tiny_model, tmp_path, files)
+
+
+def assert_other_weights_find_nothing(
+    tiny_model: Path, tmp_path: Path, files: Path
+) -> None:
+    """Their files would have the same names in stock SGLang, and the same sizes."""
     other = server_on(
-        tiny_model, tmp_path, files, SGLANG_QSA_WEIGHTS_FINGERPRINT="others"
+        tiny_model, tmp_path, "file", files, SGLANG_QSA_WEIGHTS_FINGERPRINT="others"
     )
     with other:
         other.wait_ready()
         for length in LENGTHS:
             assert generate(other.url, prompt(length)).recomputed_tokens == length
+
+
+def assert_flipped_bits_are_misses(
+    server: SGLangServer, files: Path, hits: dict[int, Generation]
+) -> None:
+    """CASES 14 in a running server: not served, set aside, and computed again."""
+    for page in files.glob("*/pages/*"):
+        data = bytearray(page.read_bytes())
+        data[len(data) // 2] ^= 1
+        page.write_bytes(data)
+    flush_cache(server.url)
+    for length, hit in hits.items():
+        answer = generate(server.url, prompt(length))
+        assert answer.storage_tokens == 0
+        assert answer.output_ids == hit.output_ids
+    assert any(files.glob("*/quarantine/*"))

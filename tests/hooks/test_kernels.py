@@ -114,3 +114,17 @@ def test_wrapped_names_know_the_original(
     for binding in (TOPK, SCORE_ROWS, SPARSE_DECODE):
         now = pkgutil.resolve_name(binding.target)
         assert now.__wrapped__ is originals[binding.id]
+
+
+def test_name_that_upstream_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line and exit code 2, like any other refusal of a scheduler process."""
+    measured(monkeypatch, answer=True)
+    path, _, name = SPARSE_DECODE.target.rpartition(".")
+    monkeypatch.delattr(pkgutil.resolve_name(path), name)
+    with pytest.raises(SystemExit) as exit_:
+        kernels.install(runner())
+    assert exit_.value.code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"binding {SPARSE_DECODE.id}: found no {name}" in line
