@@ -181,7 +181,7 @@ class RecordStorage(HiCacheStorage):  # type: ignore[misc]
         ):
             if outcome is Outcome.HIT:
                 destination = pool.get_data_page(index)
-                split = destination.numel() * destination.element_size()
+                split = destination.nbytes
                 part = torch.from_numpy(records[key][:split])
                 pool.set_from_flat_data_page(index, part.view(destination.dtype))
                 self._index_read[key] = records[key][split:]

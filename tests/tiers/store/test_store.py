@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -353,10 +354,15 @@ class FailsThenLags(System):
 
     closed = late = False
 
+    def __init__(self) -> None:
+        self._second_reads = threading.Event()
+
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         if offset == 4096:
+            assert self._second_reads.wait(timeout=5)
             raise OSError(errno.EIO, "first part")
         if offset == 2 * 4096:
+            self._second_reads.set()
             time.sleep(0.1)
             self.late = self.closed
         return super().read(fd, into, offset)
