@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from sglang_qsa.hooks import active
+from tests.pools import small_layout
+
 
 def update_weights(tree_cache: object, *, flush_cache: bool) -> tuple[bool, str]:
     """The last step of every kind of weight update, as upstream takes it."""
@@ -33,6 +36,24 @@ def test_tier_is_retired(applied: Any, flush_cache: bool) -> None:
     assert update_weights(cache, flush_cache=flush_cache) == (True, "updated")
     assert len(reasons) == 1
     assert "restart the server" in reasons[0]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_storage_of_the_backend_is_detached(applied: Any, stored: bool) -> None:
+    """HiCache's keys hold the fingerprint of the old weights too."""
+    calls: list[str] = []
+
+    def detach() -> tuple[bool, str]:
+        calls.append("detach")
+        return True, "detached"
+
+    cache = SimpleNamespace(enable_storage=stored, detach_storage_backend=detach)
+    active.identify(small_layout())
+    try:
+        assert update_weights(cache, flush_cache=True) == (True, "updated")
+    finally:
+        active.identify(None)
+    assert calls == ["detach"] * stored
 
 
 def test_caches_of_upstream_have_no_tier_of_ours(applied: Any) -> None:
