@@ -33,10 +33,10 @@ def snapshot(original: Callable[..., Any], batch: Any, req: Any) -> Any:
 
 
 def _take(original: Callable[..., Any], batch: Any, req: Any, depth: int) -> Any:
-    """Upstream takes a branch point inside a forward wherever it lies, and the last
-    boundary without one. Which of its cases applies is left to it."""
+    """Upstream takes a branch point inside a forward wherever it lies; one at its end
+    is the boundary that it takes without one."""
     branch = req.mamba_branching_seqlen
-    req.mamba_branching_seqlen = depth if depth < req.extend_end else None
+    req.mamba_branching_seqlen = depth
     try:
         return original(batch, req)
     finally:

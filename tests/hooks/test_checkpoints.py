@@ -177,6 +177,15 @@ def test_case_11_anchor_on_the_store_chunk(length: int, wanted: int) -> None:
     assert_found(server, text(length), wanted)
 
 
+def test_middle_chunks_keep_no_state() -> None:
+    """Stock keeps one of each chunk, at the price of 4,563 tokens."""
+    server = Scheduling(chunk_tokens=512)
+    with following(Grid()):
+        forwards = server.prefill(text(3000))
+    assert [depth for depth in depths(forwards) if depth is not None] == [2944]
+    assert len(forwards) == 6
+
+
 # -- one unfinished request at a time ----------------------------------------------
 
 
