@@ -186,6 +186,15 @@ def test_middle_chunks_keep_no_state() -> None:
     assert len(forwards) == 6
 
 
+def test_small_chunks_keep_the_rungs() -> None:
+    """What a rung saves is counted from where the request began, not its chunk."""
+    server = Scheduling(chunk_tokens=512)
+    with following(Grid()):
+        forwards = server.prefill(text(20_000))
+    found = [depth for depth in depths(forwards) if depth is not None]
+    assert found == [8192, 18_432, 19_968]
+
+
 # -- one unfinished request at a time ----------------------------------------------
 
 
