@@ -186,9 +186,11 @@ def test_middle_chunks_keep_no_state() -> None:
     assert len(forwards) == 6
 
 
-def test_small_chunks_keep_the_rungs() -> None:
-    """What a rung saves is counted from where the request began, not its chunk."""
-    server = Scheduling(chunk_tokens=512)
+@pytest.mark.parametrize("chunk_tokens", [512, 8192])
+def test_rungs_whatever_the_chunk(chunk_tokens: int) -> None:
+    """What a rung saves is counted from where the request began, not its chunk; a
+    continuation that holds a rung and the anchor ends at the rung."""
+    server = Scheduling(chunk_tokens=chunk_tokens)
     with following(Grid()):
         forwards = server.prefill(text(20_000))
     found = [depth for depth in depths(forwards) if depth is not None]
