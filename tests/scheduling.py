@@ -21,7 +21,7 @@ from sglang_qsa.hooks import active
 from sglang_qsa.hooks.active import CheckpointRule
 from tests.pools import PAGE_TOKENS, Pools, build_pools
 
-PAGES, SLOTS, CONTEXT_TOKENS = 400, 48, 24_576
+PAGES, SLOTS, CONTEXT_TOKENS = 1024, 48, 24_576
 
 
 @contextmanager
