@@ -89,8 +89,15 @@ def _run(options: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     if not options.tiny:
         model = write_real_shapes(options.out / "model", model)
         flags = ["--load-format", "dummy"]
-    tokens = max(map(int, options.contexts.split(",")))
-    tokens = (tokens + 256) * max(map(int, options.batches.split(",")))
+    batches = options.batches.split(",")
+    largest = max(map(int, batches))
+    tokens = (max(map(int, options.contexts.split(","))) + 256) * largest
+    # Nothing is kept between requests here, so each needs one state; with a radix
+    # cache it would need several, and they would not fit beside these contexts.
+    flags += ["--disable-radix-cache", "--max-mamba-cache-size", str(largest + 2)]
+    flags += ["--max-running-requests", str(largest)]
+    if options.device == "cuda":
+        flags += ["--cuda-graph-bs-decode", *batches]
     log = options.out / f"{name.replace(', ', '-').replace(' ', '-')}.log"
     file = options.out / "run.json"
     with log.open("w") as stream:
