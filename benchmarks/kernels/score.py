@@ -80,6 +80,7 @@ def our_calls(sets: list[Inputs]) -> list[Call]:
             given.visible,
             scale=SCALE,
             key_scale=given.key_scale,
+            settled=True,
         )
 
     return [call(given) for given in sets]

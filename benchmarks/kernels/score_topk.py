@@ -68,6 +68,7 @@ def ours(given: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         out=scores,
         maxima=maxima,
         min_visible=SELECTED_BLOCKS,
+        settled=True,
     )
     scores, maxima = scores.flatten(0, 1), maxima.flatten(0, 1)
     return scores, topk(scores, given.visible.flatten(), maxima=maxima)

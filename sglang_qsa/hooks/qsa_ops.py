@@ -103,6 +103,9 @@ def select_decode_tokens(
         out=scores,
         maxima=maxima,
         min_visible=SELECTED_BLOCKS,
+        # A graph's metadata is written before its replay; outside of one the lengths
+        # may come from the kernel just before.
+        settled=torch.cuda.is_current_stream_capturing(),
     )
     blocks = topk(scores.view(rows, -1), lengths, maxima=maxima.view(rows, -1))
     if defer_expansion:

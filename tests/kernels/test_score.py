@@ -141,12 +141,29 @@ def test_a_captured_graph_follows_the_lengths(key_format: KeyFormat) -> None:
     out = scored(given)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        scored(given, out=out)
+        scored(given, out=out, settled=True)
     for lengths in ([7_000, 1, 0], [512, 600, 7_499], [0, 0, 0]):
         given.visible.copy_(torch.tensor(lengths).repeat_interleave(4).view(3, 4))
         out.fill_(torch.nan)
         graph.replay()
         assert_close(out, expected(given), TOLERANCE[key_format])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_the_kernel_before_writes_is_seen(device: torch.device) -> None:
+    (given,) = inputs(long_case(16, 4, 32_768, KeyFormat.BF16), device)
+    lengths = given.visible.clone()
+    wanted, out = expected(given), torch.empty_like(scored(given))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            given.visible.zero_()
+            scored(given)
+            given.visible.copy_(lengths)
+            scored(given, out=out)
+    out.fill_(torch.nan)
+    graph.replay()
+    assert_close(out, wanted, 1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -55,6 +55,7 @@ def score(
     out: torch.Tensor | None = None,
     maxima: torch.Tensor | None = None,
     min_visible: int = 0,
+    settled: bool = False,
 ) -> torch.Tensor:
     """Score the compressed keys of every request for each of its query rows.
 
@@ -74,6 +75,9 @@ def score(
             dimension. Columns at or past its width are not scored.
         maxima: [requests, rows, at least columns / 16 rounded up] fp32 to fill.
         min_visible: leave out requests whose rows all see at most this many blocks.
+        settled: `page_table` and `visible` were complete before the kernel ahead of
+            this call began, as a step's metadata is in a captured graph. They are then
+            read while that kernel still runs.
     Returns:
         `out`, by default a new [requests, rows, pages_per_request * page_size].
     Raises:
@@ -92,7 +96,7 @@ def score(
         tile = tile_for(key_format, q.device)
         launch(
             q, keys, page_table, visible, scale, key_scale, out, maxima, min_visible,
-            columns, key_format, tile,
+            columns, settled, key_format, tile,
         )  # fmt: skip
     return out
 
@@ -108,6 +112,7 @@ def launch(
     maxima: torch.Tensor | None,
     min_visible: int,
     columns: int,
+    settled: bool,
     key_format: KeyFormat,
     tile: Tile,
 ) -> None:
@@ -152,6 +157,7 @@ def launch(
         FORMAT=int(key_format),
         KEYS_ARE_M=tile.keys_are_m,
         OVERLAP=tile.overlap,
+        SETTLED=settled,
         MAXIMA=maxima is not None,
         GROUP=MAXIMA_GROUP,
         INTERPRETED=INTERPRETED,

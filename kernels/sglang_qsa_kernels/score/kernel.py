@@ -66,22 +66,47 @@ def _products(
 
 
 @triton.jit
-def _units(of_row, in_use, scale, DIM: tl.constexpr, FORMAT: tl.constexpr):
-    """Factor of each stacked row's products, and what its queries are divided by.
+def _units(q, FORMAT: tl.constexpr):
+    """Unit of each stacked row of queries, and its inverse.
 
     bf16 queries become fp16 next to e4m3 keys. Divided by the power of two of the
     row's largest value they lose nothing above 2^-17 of it, and 2^-25 of it below.
     """
-    unit = tl.full(in_use.shape, 1.0, tl.float32)
+    unit = tl.full((q.shape[0],), 1.0, tl.float32)
     inverse = unit
     if FORMAT == 2:
-        d = tl.arange(0, DIM)
-        q = tl.load(of_row[:, None] + d[None, :], mask=in_use[:, None], other=0.0)
         bits = tl.max(tl.abs(bf16_to_fp32(q)), 1).to(tl.int32, bitcast=True)
         exponent = tl.minimum(tl.maximum(bits >> 23, 1), 253)
         unit = (exponent << 23).to(tl.float32, bitcast=True)
         inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    return unit * scale, inverse
+    return unit, inverse
+
+
+@triton.jit
+def _halves(x):
+    """Even and odd columns."""
+    M: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1] // 2
+    return tl.split(tl.reshape(x, (M, N, 2)))
+
+
+@triton.jit
+def _interleaved(x, PARTS: tl.constexpr):
+    """Columns `part`, `part + PARTS`, ... for each part."""
+    if PARTS == 1:
+        parts = (x,)
+    elif PARTS == 4:
+        even, odd = _halves(x)
+        first, third = _halves(even)
+        second, fourth = _halves(odd)
+        parts = (first, second, third, fourth)  # type: ignore[assignment]
+    else:
+        tl.static_assert(PARTS == 8)
+        even, odd = _halves(x)
+        e = _interleaved(even, 4)
+        o = _interleaved(odd, 4)
+        parts = (e[0], o[0], e[1], o[1], e[2], o[2], e[3], o[3])  # type: ignore[assignment]
+    return parts
 
 
 @triton.jit
@@ -99,22 +124,26 @@ def _stacked_queries(
     KEYS_ARE_M: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Rows x heads of one request, split over dimensions as the codec splits keys."""
+    """Rows x heads of one request, split over dimensions as the codec splits keys,
+    and the factor of each row's products."""
     m = tl.arange(0, ROWS_PADDED * HEADS)
+    d = tl.arange(0, DIM)
     of_row = q_ptr + (m // HEADS) * row_stride + (m % HEADS) * head_stride
     in_use = m // HEADS < ROWS
-    unit, inverse = _units(of_row, in_use, scale, DIM, FORMAT)
+    # In one piece: every program reads the same few lines, and part by part they would
+    # be fetched once for each.
+    q = tl.load(of_row[:, None] + d[None, :], mask=in_use[:, None], other=0.0)
+    unit, inverse = _units(q, FORMAT)
+    if FORMAT == 2:
+        q = (bf16_to_fp32(q) * inverse[:, None]).to(tl.float16)
+    if INTERPRETED:
+        q = q.to(tl.float32)
     parts = ()
     for part in tl.static_range(PARTS):
-        d = part + PARTS * tl.arange(0, DIM // PARTS)
-        q = tl.load(of_row[:, None] + d[None, :], mask=in_use[:, None], other=0.0)
-        if FORMAT == 2:
-            q = (bf16_to_fp32(q) * inverse[:, None]).to(tl.float16)
-        if INTERPRETED:
-            q = q.to(tl.float32)
-        part_q = tl.trans(q) if KEYS_ARE_M else q
+        x = _interleaved(q, PARTS)[part]
+        part_q = tl.trans(x) if KEYS_ARE_M else x
         parts = parts + (part_q,)  # type: ignore[assignment]  # noqa: RUF005
-    return parts, unit
+    return parts, unit * scale
 
 
 @triton.jit(do_not_specialize=["batch", "min_visible"])
@@ -151,6 +180,7 @@ def score_kernel(
     FORMAT: tl.constexpr,
     KEYS_ARE_M: tl.constexpr,
     OVERLAP: tl.constexpr,
+    SETTLED: tl.constexpr,
     MAXIMA: tl.constexpr,
     GROUP: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -162,9 +192,10 @@ def score_kernel(
     """
     if OVERLAP:
         # Let the next kernel be placed, and read nothing that this one's predecessor
-        # may still write.
+        # may still write: of what is settled, lengths and the first page ids.
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+        if not SETTLED:
+            tl.extra.cuda.gdc_wait()
     PARTS: tl.constexpr = 8 if FORMAT == 3 else 4 if FORMAT == 2 else 1
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -183,11 +214,23 @@ def score_kernel(
     extra = total % programs
     first = program * share + tl.minimum(program, extra)
     last = first + share + (program < extra).to(tl.int32)
-    if first >= last:
-        return
     first_request = tl.sum((ends <= first).to(tl.int32), 0)
     last_request = tl.sum((ends < last).to(tl.int32), 0)
     n0 = tl.arange(0, BLOCK)
+    # A page id past the last visible block is 0, so that keys can be read without a
+    # mask: page 0 is there to be read, and what comes of it is not stored. Ids come one
+    # tile ahead: with the dependent load inside the iteration Triton spends its stages
+    # on the ids instead of on the keys.
+    from_tile = first - tl.sum(tl.where(b < first_request, tiles, 0), 0)
+    length = tl.sum(tl.where(b == first_request, longest, 0), 0)
+    table = page_table_ptr + tl.cast(first_request, tl.int64) * table_stride
+    table += n0 // PAGE
+    entry = from_tile * (BLOCK // PAGE)
+    page = tl.load(table + entry, mask=from_tile * BLOCK + n0 < length, other=0)
+    if OVERLAP and SETTLED:
+        tl.extra.cuda.gdc_wait()
+    if first >= last:
+        return
     d = tl.arange(0, DIM // PARTS)
     of_key = (keys_ptr + (n0 % PAGE) * (DIM // PARTS))[:, None] + d[None, :]
     of_scale = key_scale_ptr + n0 % PAGE
@@ -198,6 +241,7 @@ def score_kernel(
         length = tl.sum(tl.where(b == request, longest, 0), 0)
         from_tile = tl.maximum(first - begin, 0)
         to_tile = tl.minimum(last - begin, count)
+        table = page_table_ptr + wide * table_stride + n0 // PAGE
         row_end = tl.load(visible_ptr + request * ROWS + w, mask=w < ROWS, other=0)
         row_end = tl.minimum(row_end, length)
         queries, unit = _stacked_queries(
@@ -208,13 +252,6 @@ def score_kernel(
         of_row += w.to(tl.int64) * out_row_stride
         maxima_of_row = maxima_ptr + wide * maxima_request_stride
         maxima_of_row += w.to(tl.int64) * maxima_row_stride
-        # A page id past the last visible block is 0, so that keys can be read without
-        # a mask: page 0 is there to be read, and what comes of it is not stored. Ids
-        # come one tile ahead: with the dependent load inside the iteration Triton
-        # spends its stages on the ids instead of on the keys.
-        table = page_table_ptr + wide * table_stride + n0 // PAGE
-        entry = from_tile * (BLOCK // PAGE)
-        page = tl.load(table + entry, mask=from_tile * BLOCK + n0 < length, other=0)
         for tile in tl.range(from_tile, to_tile, num_stages=STAGES):
             n = tile * BLOCK + n0
             here = page.to(tl.int64)
@@ -240,3 +277,5 @@ def score_kernel(
                 g = tile * GROUPS + tl.arange(0, GROUPS)
                 some = g[None, :] * GROUP < row_end[:, None]
                 tl.store(maxima_of_row[:, None] + g[None, :], best, mask=some)
+        following = tl.sum(tl.where(b == request + 1, longest, 0), 0)
+        page = tl.load(table + table_stride, mask=n0 < following, other=0)
