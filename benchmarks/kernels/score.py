@@ -274,7 +274,13 @@ def main() -> None:
         "tilelang": tilelang_version(),
         "test": test,
         "copy_gb_per_s": copy_rate(),
-        "tiles": {f.name.lower(): asdict(tile_for(f, DEVICE)) for f in KeyFormat},
+        "tiles": {
+            f"{f.name.lower()}, {requests} requests": asdict(
+                tile_for(f, DEVICE, requests=requests)
+            )
+            for f in KeyFormat
+            for requests in (1, 4)
+        },
         "shapes": [
             measure(
                 requests,

@@ -93,7 +93,7 @@ def score(
     _check_outputs(q, out, maxima)
     columns = min(columns, out.shape[2])
     if requests and columns:
-        tile = tile_for(key_format, q.device)
+        tile = tile_for(key_format, q.device, requests=requests)
         launch(
             q, keys, page_table, visible, scale, key_scale, out, maxima, min_visible,
             columns, settled, key_format, tile,

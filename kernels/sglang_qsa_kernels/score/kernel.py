@@ -12,6 +12,26 @@ from sglang_qsa_kernels.codec.kernel import (
 
 
 @triton.jit
+def _prefetch(pointers, wanted):
+    """Ask for the 128 bytes at each pointer to be in L2, if wanted."""
+    tl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred wanted;
+        setp.ne.s32 wanted, $2, 0;
+        @wanted prefetch.global.L2 [$1];
+        mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,r",
+        [pointers.to(tl.int64), wanted.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def _head_sums(
     s,
     unit,
@@ -131,7 +151,8 @@ def _stacked_queries(
     of_row = q_ptr + (m // HEADS) * row_stride + (m % HEADS) * head_stride
     in_use = m // HEADS < ROWS
     # In one piece: every program reads the same few lines, and part by part they would
-    # be fetched once for each.
+    # be fetched once for each. Keys stay in parts: put together they would cross shared
+    # memory in narrow pieces, at half the speed.
     q = tl.load(of_row[:, None] + d[None, :], mask=in_use[:, None], other=0.0)
     unit, inverse = _units(q, FORMAT)
     if FORMAT == 2:
@@ -196,6 +217,7 @@ def score_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         if not SETTLED:
             tl.extra.cuda.gdc_wait()
+    # Values of a key in one element of memory.
     PARTS: tl.constexpr = 8 if FORMAT == 3 else 4 if FORMAT == 2 else 1
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -228,6 +250,16 @@ def score_kernel(
     entry = from_tile * (BLOCK // PAGE)
     page = tl.load(table + entry, mask=from_tile * BLOCK + n0 < length, other=0)
     if OVERLAP and SETTLED:
+        # L2 is where the predecessor's writes arrive too, so keys may be on their way
+        # there before it is done. Programs without work stay away: all of them at one
+        # page would take longer than the scores of a short request.
+        LINE: tl.constexpr = 64 if FORMAT == 0 else 128 if FORMAT == 1 else 32
+        LINES: tl.constexpr = (DIM // PARTS + LINE - 1) // LINE
+        of_line = keys_ptr + page.to(tl.int64) * PAGE_STRIDE
+        of_line += (n0 % PAGE) * (DIM // PARTS)
+        _prefetch(
+            of_line[:, None] + (tl.arange(0, LINES) * LINE)[None, :], first < last
+        )
         tl.extra.cuda.gdc_wait()
     if first >= last:
         return

@@ -42,7 +42,7 @@ _FP8 = {
     "NVIDIA H200": Shapes(
         few=Tiles(block=64, warps=4, stages=1, programs_per_sm=4),
         some=Tiles(block=16, warps=2, stages=1, programs_per_sm=6),
-        many=Tiles(block=64, warps=4, stages=1, programs_per_sm=2),
+        many=Tiles(block=128, warps=4, stages=1, programs_per_sm=3),
     )
 }
 _CPU_PROCESSORS = 4
