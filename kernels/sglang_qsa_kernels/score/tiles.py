@@ -66,7 +66,7 @@ TUNED: Final[dict[str, dict[KeyFormat, Tuned]]] = {
         KeyFormat.BF16: _always(Tile(64, 4, 3, 4, True, overlap=True)),
         KeyFormat.E4M3: _always(Tile(64, 4, 3, 8, True, overlap=True)),
         KeyFormat.E4M3_SCALED: Tuned(
-            few=Tile(64, 4, 2, 8, True, overlap=True),
+            few=Tile(64, 4, 2, 4, True, overlap=True),
             many=Tile(32, 2, 3, 8, False, overlap=True),
         ),
         KeyFormat.MXFP4: _always(Tile(128, 4, 3, 4, True, overlap=True)),
