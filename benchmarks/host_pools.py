@@ -1,0 +1,101 @@
+"""SGLang's real pools with the real model's sizes, and no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_qsa.geometry import ServerFacts, build, read_model_config
+from sglang_qsa.layout import Layout
+from tests.pools import Pools
+
+CONFIG_FILE = Path(__file__).parents[1] / "tests" / "data" / "qwen3.8-flash-next.json"
+
+
+def real_layout() -> Layout:
+    """One rank, bf16 pages and fp32 states."""
+    return build(read_model_config(CONFIG_FILE), ServerFacts(), origin="config")
+
+
+def publish_settings() -> None:
+    """The process-wide settings that SGLang's pools and caches read."""
+    from sglang.srt.runtime_context import get_parallel, publish, reset_context
+    from sglang.srt.server_args import ServerArgs
+
+    reset_context()
+    arguments = ServerArgs(model_path="dummy", device="cuda", page_size=64)
+    arguments._mamba_cache_chunk_size = 64
+    publish(arguments, role="tokenizer")
+    get_parallel().override_permanently(tp_rank=0, pp_rank=0)
+
+
+def real_pools(layout: Layout, *, pages: int, slots: int) -> Pools:
+    """Pools of one rank on the GPU; `sglang_qsa.arena` proves their sizes."""
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
+
+    g = layout.geometry
+    tokens = pages * g.page_tokens
+    requests = _request_pool(layout, slots, tokens)
+    kv = QSATokenToKVPool(
+        size=tokens,
+        dtype=torch.bfloat16,
+        page_size=g.page_tokens,
+        head_num=g.kv_heads,
+        head_dim=g.head_dim,
+        full_attention_layer_ids=list(g.kv_layers),
+        device="cuda",
+        mamba_pool=requests.mamba_pool,
+        qsa_index_kv_heads=g.index_heads,
+        qsa_index_head_dim=g.index_dim,
+        qsa_compress_ratio=g.compress_ratio,
+        qsa_token_topk=g.index_budget_tokens,
+        num_request_slots=requests.req_to_token.shape[0],
+    )
+    allocator = PagedTokenToKVPoolAllocator(
+        size=tokens,
+        page_size=g.page_tokens,
+        dtype=torch.bfloat16,
+        device="cuda",
+        kvcache=kv,
+        need_sort=False,
+    )
+    return Pools(kv, requests, allocator)
+
+
+def _request_pool(layout: Layout, slots: int, context_tokens: int) -> Any:
+    from sglang.srt.configs import mamba_utils as states
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+    g = layout.geometry
+    inner = g.gdn_value_heads * g.gdn_value_dim
+    shape = states.Mamba2StateShape.create(
+        tp_world_size=1,
+        intermediate_size=inner,
+        n_groups=(g.gdn_conv_channels - inner) // (2 * g.gdn_key_dim),
+        num_heads=g.gdn_value_heads,
+        head_dim=g.gdn_value_dim,
+        state_size=g.gdn_key_dim,
+        conv_kernel=g.gdn_conv_window + 1,
+    )
+    return HybridReqToTokenPool(
+        size=4,
+        mamba_size=slots,
+        mamba_spec_state_size=4,
+        max_context_len=context_tokens,
+        device="cuda",
+        enable_memory_saver=False,
+        cache_params=states.Mamba2CacheParams(
+            shape=shape,
+            layers=list(g.gdn_layers),
+            dtype=states.Mamba2StateDType(conv=torch.bfloat16, temporal=torch.float32),
+        ),
+        mamba_layer_ids=list(g.gdn_layers),
+        enable_mamba_extra_buffer=True,
+        short_conv_layer_ids=list(g.ple_layers),
+        short_conv_state_shape=(g.ple_channels, g.ple_window),
+        ngram_context_len=g.ngram_tokens,
+        ngram_eos_token_id=g.ngram_eos_token_id,
+    )
