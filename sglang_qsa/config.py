@@ -63,14 +63,16 @@ class QsaConfig:
     host_tokens_per_checkpoint: int = TOKENS_PER_CHECKPOINT
     """Tokens of pages in host memory for each checkpoint there."""
 
-    kernel_topk: str = Switch.OFF
+    kernel_topk: str = Switch.AUTO
     """Exact selection of blocks, in every phase; `auto` is on."""
 
-    kernel_score: str = Switch.OFF
-    """Stacked scoring of decode and verify rows, where `kernel_topk` is on."""
+    kernel_score: str = Switch.AUTO
+    """Stacked scoring of decode and verify rows, where `kernel_topk` is on; `auto` is
+    on where its tiles were measured."""
 
-    kernel_sparse_decode: str = Switch.OFF
-    """Attention of decode and verify rows that reads K and V in place."""
+    kernel_sparse_decode: str = Switch.AUTO
+    """Attention of decode and verify rows that reads K and V in place; `auto` is on
+    where its launch shapes were measured."""
 
     weights_fingerprint: str = ""
     """Overrides the fingerprint read from the checkpoint files; two servers that

@@ -105,9 +105,9 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['versions']['triton']}, commit {machine['commit'][:12]}. "
         f"{machine['method']}. Test: {result['test']}.",
         "",
-        f"µs per call, and bytes moved over time as a share of the {copy:.0f} GB/s of a "
-        "large copy in this run. index_select reads the same random pages and writes "
-        "them.",
+        "µs per call, and bytes moved over time as a share of the "
+        f"{copy:.0f} GB/s of a large copy in this run. index_select reads the same "
+        "random pages and writes them.",
         "",
         "| requests × context | " + " | ".join(names) + " |",
         "|---|" + "---:|" * len(names),

@@ -81,12 +81,22 @@ def test_nothing_for_other_devices_and_models(
     assert bound(originals) == set()
 
 
-def test_nothing_by_default(
+def test_auto_is_the_default(
     monkeypatch: pytest.MonkeyPatch, originals: dict[str, Any]
 ) -> None:
     measured(monkeypatch, answer=True)
     for op in ("TOPK", "SCORE", "SPARSE_DECODE"):
         monkeypatch.delenv(f"SGLANG_QSA_KERNEL_{op}")
+    kernels.install(runner())
+    assert bound(originals) == {binding.id for binding in BINDINGS}
+
+
+def test_all_off_binds_nothing(
+    monkeypatch: pytest.MonkeyPatch, originals: dict[str, Any]
+) -> None:
+    measured(monkeypatch, answer=True)
+    for op in ("TOPK", "SCORE", "SPARSE_DECODE"):
+        monkeypatch.setenv(f"SGLANG_QSA_KERNEL_{op}", "off")
     kernels.install(runner())
     assert bound(originals) == set()
 
