@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,66 @@ import torch
 
 from sglang_qsa.geometry import ServerFacts, build, read_model_config
 from sglang_qsa.layout import Layout
-from tests.pools import Pools
 
 CONFIG_FILE = Path(__file__).parents[1] / "tests" / "data" / "qwen3.8-flash-next.json"
+
+
+PAGE_PLANES = frozenset({"k", "v", "index"})
+"""And the same with `draft_` before."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePools:
+    """The pools of one server rank, and who hands out their pages."""
+
+    kv: Any
+    requests: Any
+    allocator: Any
+    drafts: tuple[Any, ...] = ()
+
+    def records(self) -> dict[str, list[torch.Tensor]]:
+        """Every plane as rows of bytes, one per page or slot, one tensor per layer.
+
+        The pools' own memory, found without the code under test.
+        """
+        full, state = self.kv.full_kv_pool, self.requests.mamba_pool.mamba_cache
+        tensors = {
+            "k": full.k_buffer,
+            "v": full.v_buffer,
+            "index": self.kv.qsa_compressed_k_buffer_pool,
+            "ssm": state.temporal,
+            "conv": state.conv[0],
+            "ple_conv": self.requests.short_conv_pool.conv_state,
+            "ple_ngram": [self.requests.ngram_pool.context],
+        }
+        for draft in self.drafts:
+            tensors["draft_k"] = draft.full_kv_pool.k_buffer
+            tensors["draft_v"] = draft.full_kv_pool.v_buffer
+            tensors["draft_index"] = draft.qsa_compressed_k_buffer_pool
+        pages, slots = self.pages + 1, self.slots + 1
+        return {
+            name: [
+                layer.view(torch.uint8).reshape(
+                    pages if is_page_plane(name) else slots, -1
+                )
+                for layer in layers
+            ]
+            for name, layers in tensors.items()
+        }
+
+    @property
+    def pages(self) -> int:
+        """Pages that can be used; page 0 is padding."""
+        return int(self.kv.size) // int(self.kv.page_size)
+
+    @property
+    def slots(self) -> int:
+        """State slots that can be used; slot 0 is padding."""
+        return int(self.requests.mamba_pool.size)
+
+
+def is_page_plane(name: str) -> bool:
+    return name.removeprefix("draft_") in PAGE_PLANES
 
 
 def real_layout() -> Layout:
@@ -31,7 +89,7 @@ def publish_settings() -> None:
     get_parallel().override_permanently(tp_rank=0, pp_rank=0)
 
 
-def real_pools(layout: Layout, *, pages: int, slots: int) -> Pools:
+def real_pools(layout: Layout, *, pages: int, slots: int) -> DevicePools:
     """Pools of one rank on the GPU; `sglang_qsa.arena` proves their sizes."""
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
@@ -62,7 +120,7 @@ def real_pools(layout: Layout, *, pages: int, slots: int) -> Pools:
         kvcache=kv,
         need_sort=False,
     )
-    return Pools(kv, requests, allocator)
+    return DevicePools(kv, requests, allocator)
 
 
 def _request_pool(layout: Layout, slots: int, context_tokens: int) -> Any:

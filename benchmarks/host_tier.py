@@ -25,11 +25,15 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from benchmarks.host_pools import publish_settings, real_layout, real_pools
+from benchmarks.host_pools import (
+    DevicePools,
+    publish_settings,
+    real_layout,
+    real_pools,
+)
+from benchmarks.host_server import PAGE_TOKENS, Server, assert_same, prompt
 from sglang_qsa.hooks import active
 from sglang_qsa.layout import Layout
-from tests.pools import PAGE_TOKENS, Pools
-from tests.tiers.host.server import Server, assert_same, prompt
 
 LENGTHS = (1024, 8192, 32_768, 131_072)
 ROUNDS = 5
@@ -106,7 +110,7 @@ class Forward:
 
 
 @contextmanager
-def serving(variant: str, layout: Layout, pools: Pools) -> Iterator[Server]:
+def serving(variant: str, layout: Layout, pools: DevicePools) -> Iterator[Server]:
     """A server over `pools`, whose memory is the same for both variants."""
     ours = variant == "records"
     active.identify(layout if ours else None)

@@ -8,7 +8,7 @@ bytes and compares it with where the pool's own storage puts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -71,24 +71,32 @@ class Arena:
         return tuple(p for p in self.planes.values() if p.plane.unit is unit)
 
 
-def open_arena(*, kv_pool: Any, req_to_token_pool: Any, layout: Layout) -> Arena:
+def open_arena(
+    *,
+    kv_pool: Any,
+    req_to_token_pool: Any,
+    layout: Layout,
+    draft_pools: Sequence[Any] = (),
+) -> Arena:
     """Name the planes of the live pools and prove that they are what `layout` says.
 
     Args:
         kv_pool: `QSATokenToKVPool` of the target model.
         req_to_token_pool: `HybridReqToTokenPool` that owns the state slots.
         layout: what every tier will store.
+        draft_pools: `QSATokenToKVPool` of each MTP layer, whose pages are the target's.
 
     Raises:
         LayoutMismatch: a plane is missing, extra, or of another size, dtype, layer
             set or address than declared.
     """
-    if type(kv_pool).__name__ != "QSATokenToKVPool":
-        raise _mismatch("KV pool", type(kv_pool).__name__, "QSATokenToKVPool")
-    _check_page(kv_pool, layout)
+    for pool in (kv_pool, *draft_pools):
+        if type(pool).__name__ != "QSATokenToKVPool":
+            raise _mismatch("KV pool", type(pool).__name__, "QSATokenToKVPool")
+        _check_page(pool, layout)
     _check_siblings(req_to_token_pool.mamba_pool, layout)
     _check_layer_ids(kv_pool, req_to_token_pool, layout)
-    found = dict(_page_tensors(kv_pool))
+    found = dict(_page_tensors(kv_pool)) | _draft_tensors(draft_pools)
     found |= dict(_checkpoint_tensors(req_to_token_pool))
     _check_names(found, layout)
     arena = Arena(
@@ -154,6 +162,15 @@ def _page_tensors(kv_pool: Any) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]
         scales = getattr(full, f"{name}_buffer", None)
         if scales is not None:
             yield name, tuple(scales)
+
+
+def _draft_tensors(pools: Sequence[Any]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """The planes of all draft pools; each is a layer or more of one plane."""
+    found: dict[str, tuple[torch.Tensor, ...]] = {}
+    for pool in pools:
+        for name, tensors in _page_tensors(pool):
+            found[f"draft_{name}"] = found.get(f"draft_{name}", ()) + tensors
+    return found
 
 
 def _checkpoint_tensors(

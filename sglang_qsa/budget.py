@@ -18,7 +18,7 @@ TOKENS_PER_CHECKPOINT = 4096
 
 @dataclass(frozen=True, slots=True)
 class HostBudget:
-    """Records that a budget holds, on one rank."""
+    """Records that a budget holds, on one rank; sizes are with padding."""
 
     pages: int
     checkpoints: int
@@ -48,8 +48,8 @@ def split_budget(
     Raises:
         ConfigError: it does not hold one checkpoint with its pages.
     """
-    page_bytes, checkpoint_bytes = layout.page_bytes, layout.checkpoint_bytes
-    pages_per_checkpoint = max(tokens_per_checkpoint // layout.geometry.page_tokens, 1)
+    page_bytes, checkpoint_bytes = _strides(layout)
+    pages_per_checkpoint = _pages_each(layout, tokens_per_checkpoint)
     share_bytes = checkpoint_bytes + pages_per_checkpoint * page_bytes
     checkpoints = budget_bytes // share_bytes
     if not checkpoints:
@@ -64,6 +64,44 @@ def split_budget(
         )
     pages = (budget_bytes - checkpoints * checkpoint_bytes) // page_bytes
     return HostBudget(pages, checkpoints, page_bytes, checkpoint_bytes)
+
+
+def split_ratio(
+    layout: Layout, pages: int, tokens_per_checkpoint: int = TOKENS_PER_CHECKPOINT
+) -> HostBudget:
+    """`pages` of one rank, and checkpoints by the same rule; one at least."""
+    checkpoints = max(pages // _pages_each(layout, tokens_per_checkpoint), 1)
+    return HostBudget(pages, checkpoints, *_strides(layout))
+
+
+def check_memory(budget: HostBudget, available_bytes: int) -> None:
+    """Refuse before anything is pinned.
+
+    Args:
+        available_bytes: what this rank may take of the machine's memory.
+
+    Raises:
+        ConfigError: the budget is more than that.
+    """
+    if budget.used_bytes > available_bytes:
+        raise ConfigError(
+            refusal(
+                found=f"{budget.used_bytes:,} B for {budget.pages:,} pages and "
+                f"{budget.checkpoints:,} checkpoints",
+                wanted=f"at most the {max(available_bytes, 0):,} B that this rank may "
+                "take of the machine's memory",
+                origin="host memory budget (--hicache-size, --hicache-ratio)",
+                way_out="lower it",
+            )
+        )
+
+
+def _strides(layout: Layout) -> tuple[int, int]:
+    return layout.page.stride_bytes, layout.checkpoint.stride_bytes
+
+
+def _pages_each(layout: Layout, tokens_per_checkpoint: int) -> int:
+    return max(tokens_per_checkpoint // layout.geometry.page_tokens, 1)
 
 
 def parse_bytes(text: str) -> int:

@@ -22,6 +22,12 @@ from math import prod
 SCHEMA = 1
 """Bump together with the golden files when the bytes of any record change."""
 
+RECORD_ALIGNMENT = 4096
+"""Bytes. Records in host memory start at multiples of it, as direct I/O wants."""
+
+COPY_BYTES = 16
+"""What a copy to host memory moves at a time; a layer of a plane is a multiple."""
+
 
 class DType(enum.Enum):
     """Logical element types; `fp8_e4m3` never equals `uint8` though both are a byte."""
@@ -145,6 +151,11 @@ class Record:
     @property
     def record_bytes(self) -> int:
         return sum(plane.record_bytes for plane in self.planes)
+
+    @property
+    def stride_bytes(self) -> int:
+        """From one record to the next in host memory; what is over is padding."""
+        return -(-self.record_bytes // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
 
     def spans(self) -> dict[str, Span]:
         """Where each plane lies, by name."""

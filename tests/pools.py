@@ -6,11 +6,13 @@ three GDN layers whose key and value heads differ in size, one PLE layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from benchmarks.host_pools import PAGE_PLANES as PAGE_PLANES
+from benchmarks.host_pools import DevicePools
 from sglang_qsa.arena import Arena, open_arena
 from sglang_qsa.geometry import ARCHITECTURE, ServerFacts, build
 from sglang_qsa.layout import Layout
@@ -21,7 +23,6 @@ QSA_LAYERS = [2, 4]
 GDN_LAYERS = [0, 1, 3]
 PLE_LAYERS = [1]
 PADDING_TOKEN = 7
-PAGE_PLANES = frozenset({"k", "v", "index"})
 
 CONFIG: dict[str, Any] = {
     "architectures": [ARCHITECTURE],
@@ -58,53 +59,15 @@ def small_layout(**facts: Any) -> Layout:
     return build(CONFIG, ServerFacts(**facts), origin="tests/pools.py")
 
 
-@dataclass(frozen=True, slots=True)
-class Pools:
+class Pools(DevicePools):
     """The pools of one server rank, and who hands out their pages."""
-
-    kv: Any
-    requests: Any
-    allocator: Any
-
-    def records(self) -> dict[str, list[torch.Tensor]]:
-        """Every plane as rows of bytes, one per page or slot, one tensor per layer.
-
-        The pools' own memory, found without the code under test.
-        """
-        full, state = self.kv.full_kv_pool, self.requests.mamba_pool.mamba_cache
-        tensors = {
-            "k": full.k_buffer,
-            "v": full.v_buffer,
-            "index": self.kv.qsa_compressed_k_buffer_pool,
-            "ssm": state.temporal,
-            "conv": state.conv[0],
-            "ple_conv": self.requests.short_conv_pool.conv_state,
-            "ple_ngram": [self.requests.ngram_pool.context],
-        }
-        counts = {True: self.pages + 1, False: self.slots + 1}
-        return {
-            name: [
-                layer.view(torch.uint8).reshape(counts[name in PAGE_PLANES], -1)
-                for layer in layers
-            ]
-            for name, layers in tensors.items()
-        }
-
-    @property
-    def pages(self) -> int:
-        """Pages that can be used; page 0 is padding."""
-        return int(self.kv.size) // PAGE_TOKENS
-
-    @property
-    def slots(self) -> int:
-        """State slots that can be used; slot 0 is padding."""
-        return int(self.requests.mamba_pool.size)
 
     def open(self, layout: Layout | None = None) -> Arena:
         return open_arena(
             kv_pool=self.kv,
             req_to_token_pool=self.requests,
-            layout=layout or small_layout(),
+            draft_pools=self.drafts,
+            layout=layout or small_layout(draft=bool(self.drafts)),
         )
 
 
@@ -116,28 +79,35 @@ def build_pools(
     ngram_tokens: int = 2,
     kv_dtype: str = "bfloat16",
     context_tokens: int = 2048,
+    draft: bool = False,
+    device: str = "cpu",
 ) -> Pools:
     """Pools of `pages` pages and `slots` state slots, padding not counted.
+
+    With `draft`, an MTP layer's pool besides.
 
     Needs the fixture `sglang_runtime`.
     """
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
     dtype = getattr(torch, kv_dtype)
-    requests = _request_pool(slots, ple, ngram_tokens, context_tokens)
-    kv = _kv_pool(pages, requests, dtype)
+    requests = _request_pool(slots, ple, ngram_tokens, context_tokens, device)
+    kv = _kv_pool(pages, requests, dtype, QSA_LAYERS)
     allocator = PagedTokenToKVPoolAllocator(
         size=pages * PAGE_TOKENS,
         page_size=PAGE_TOKENS,
         dtype=dtype,
-        device="cpu",
+        device=device,
         kvcache=kv,
         need_sort=False,
     )
-    return Pools(kv, requests, allocator)
+    drafts = (_kv_pool(pages, requests, dtype, [0]),) if draft else ()
+    return Pools(kv, requests, allocator, drafts)
 
 
-def _request_pool(slots: int, ple: bool, ngram_tokens: int, context_tokens: int) -> Any:
+def _request_pool(
+    slots: int, ple: bool, ngram_tokens: int, context_tokens: int, device: str
+) -> Any:
     from sglang.srt.configs import mamba_utils as states
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
@@ -162,7 +132,7 @@ def _request_pool(slots: int, ple: bool, ngram_tokens: int, context_tokens: int)
         mamba_size=slots,
         mamba_spec_state_size=4,
         max_context_len=context_tokens,
-        device="cpu",
+        device=device,
         enable_memory_saver=False,
         cache_params=states.Mamba2CacheParams(
             shape=shape, layers=GDN_LAYERS, dtype=dtypes
@@ -173,7 +143,9 @@ def _request_pool(slots: int, ple: bool, ngram_tokens: int, context_tokens: int)
     )
 
 
-def _kv_pool(pages: int, requests: Any, dtype: torch.dtype) -> Any:
+def _kv_pool(
+    pages: int, requests: Any, dtype: torch.dtype, layers: Sequence[int]
+) -> Any:
     from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
 
     return QSATokenToKVPool(
@@ -182,8 +154,8 @@ def _kv_pool(pages: int, requests: Any, dtype: torch.dtype) -> Any:
         page_size=PAGE_TOKENS,
         head_num=2,
         head_dim=256,
-        full_attention_layer_ids=QSA_LAYERS,
-        device="cpu",
+        full_attention_layer_ids=list(layers),
+        device=requests.device,
         mamba_pool=requests.mamba_pool,
         qsa_index_kv_heads=1,
         qsa_index_head_dim=128,

@@ -55,6 +55,9 @@ class Scheduling:
             pages=PAGES, slots=SLOTS, context_tokens=CONTEXT_TOKENS
         )
     )
+    tree: Any = None
+    """The class of the tree, if not upstream's own."""
+    params: Any = field(init=False)
     cache: Any = field(init=False)
     _names: Iterator[int] = field(default_factory=itertools.count)
 
@@ -63,16 +66,15 @@ class Scheduling:
         from sglang.srt.mem_cache.unified_cache.components import ComponentType
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-        self.cache = UnifiedRadixCache(
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=self.pools.requests,
-                token_to_kv_pool_allocator=self.pools.allocator,
-                page_size=PAGE_TOKENS,
-                enable_mamba_extra_buffer=True,
-                tree_components=(ComponentType.FULL, ComponentType.MAMBA),
-            )
+        self.params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=self.pools.requests,
+            token_to_kv_pool_allocator=self.pools.allocator,
+            page_size=PAGE_TOKENS,
+            enable_mamba_extra_buffer=True,
+            tree_components=(ComponentType.FULL, ComponentType.MAMBA),
         )
+        self.cache = (self.tree or UnifiedRadixCache)(self.params)
 
     def found(self, tokens: Sequence[int]) -> tuple[int, int]:
         """How long a prefix a request would find, and the depth of its state."""

@@ -225,6 +225,29 @@ def test_second_conv_state(pools: Pools) -> None:
     refused(pools, origin="GDN conv state", found="2 tensors")
 
 
+def test_draft_rows_are_planes_of_the_page() -> None:
+    pools = build_pools(pages=PAGES, slots=SLOTS, draft=True)
+    arena = pools.open()
+    drafts = [name for name in arena.planes if name.startswith("draft_")]
+    assert drafts == ["draft_k", "draft_v", "draft_index"]
+    held = pools.records()
+    for name in drafts:
+        (rows,) = arena.planes[name].record_rows()
+        assert rows.data_ptr() == held[name][0].data_ptr()
+        assert rows.shape == held[name][0].shape
+
+
+def test_draft_rows_that_the_layout_does_not_declare() -> None:
+    pools = build_pools(pages=PAGES, slots=SLOTS, draft=True)
+    refused(pools, small_layout(), found="draft_k")
+
+
+def test_draft_pool_of_other_pages() -> None:
+    pools = build_pools(pages=PAGES, slots=SLOTS, draft=True)
+    other = build_pools(pages=PAGES + 1, slots=SLOTS, draft=True)
+    refused(dataclasses.replace(pools, drafts=other.drafts), origin="page records")
+
+
 def test_draft_rows_that_no_pool_holds(pools: Pools) -> None:
     refused(pools, small_layout(draft=True), found="missing ['draft_index', 'draft_k'")
 

@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_qsa.budget import TOKENS_PER_CHECKPOINT, parse_bytes, split_budget
+from sglang_qsa.budget import (
+    TOKENS_PER_CHECKPOINT,
+    check_memory,
+    parse_bytes,
+    split_budget,
+    split_ratio,
+)
 from sglang_qsa.cli import main
 from sglang_qsa.errors import ConfigError
+from sglang_qsa.layout import Layout
 from tests.deployments import CONFIG_FILE, DEPLOYMENTS, layout_of
 from tests.messages import assert_refusal
 
@@ -16,18 +23,23 @@ GB = 10**9
 LAYOUT = layout_of(DEPLOYMENTS["default"])
 
 
+def strides(layout: Layout) -> tuple[int, int]:
+    return layout.page.stride_bytes, layout.checkpoint.stride_bytes
+
+
 @given(st.integers(1, 2000), st.integers(1, 100_000), st.sampled_from([*DEPLOYMENTS]))
 def test_what_a_budget_holds(size_gb: int, tokens: int, deployment: str) -> None:
     layout = layout_of(DEPLOYMENTS[deployment])
     pages_each = max(tokens // 64, 1)
-    share = layout.checkpoint_bytes + pages_each * layout.page_bytes
+    page_bytes, checkpoint_bytes = strides(layout)
+    share = checkpoint_bytes + pages_each * page_bytes
     if share > size_gb * GB:
         with pytest.raises(ConfigError):
             split_budget(layout, size_gb * GB, tokens)
         return
     budget = split_budget(layout, size_gb * GB, tokens)
     assert budget.used_bytes <= size_gb * GB
-    assert size_gb * GB - budget.used_bytes < layout.page_bytes
+    assert size_gb * GB - budget.used_bytes < page_bytes
     assert budget.pages >= budget.checkpoints * pages_each >= 1
     # No other checkpoint with its pages would fit.
     assert size_gb * GB < (budget.checkpoints + 1) * share
@@ -35,17 +47,34 @@ def test_what_a_budget_holds(size_gb: int, tokens: int, deployment: str) -> None
 
 def test_32_gb() -> None:
     budget = split_budget(LAYOUT, 32 * GB)
-    assert (LAYOUT.token_bytes, budget.checkpoint_bytes) == (25_344, 115_642_384)
+    assert (LAYOUT.token_bytes, LAYOUT.checkpoint_bytes) == (25_344, 115_642_384)
+    assert (budget.page_bytes, budget.checkpoint_bytes) == (1_622_016, 115_646_464)
     assert (budget.checkpoints, budget.pages) == (145, 9_390)
-    assert budget.used_bytes == 31_998_875_920
+    assert budget.used_bytes == 31_999_467_520
 
 
 def test_drafts_change_it_by_their_bytes_alone() -> None:
     draft = layout_of(DEPLOYMENTS["draft"])
     assert draft.page_bytes - LAYOUT.page_bytes == 135_168
     budget = split_budget(draft, 32 * GB)
-    share = draft.checkpoint_bytes + TOKENS_PER_CHECKPOINT // 64 * draft.page_bytes
+    page_bytes, checkpoint_bytes = strides(draft)
+    share = checkpoint_bytes + TOKENS_PER_CHECKPOINT // 64 * page_bytes
     assert budget.checkpoints == 32 * GB // share
+
+
+def test_a_ratio() -> None:
+    """Pages are given; checkpoints follow by the same rule, and there is one."""
+    budget = split_ratio(LAYOUT, 6_400, tokens_per_checkpoint=4096)
+    assert (budget.pages, budget.checkpoints) == (6_400, 100)
+    assert split_ratio(LAYOUT, 3).checkpoints == 1
+
+
+def test_more_than_the_machine_has() -> None:
+    budget = split_budget(LAYOUT, 32 * GB)
+    check_memory(budget, budget.used_bytes)
+    with pytest.raises(ConfigError) as caught:
+        check_memory(budget, budget.used_bytes - 1)
+    assert_refusal(caught.value, origin="--hicache-size", found="9,390 pages")
 
 
 def test_less_than_one_checkpoint_and_its_pages() -> None:

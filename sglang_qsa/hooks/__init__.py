@@ -6,7 +6,6 @@
 from sglang_qsa.hooks.base import Binding, Hook
 from sglang_qsa.hooks.chunks import CUT_FIRST_CHUNK, CUT_NEXT_CHUNK, WHOLE_PAGES
 from sglang_qsa.hooks.decode import TRACK_GRID
-from sglang_qsa.hooks.host_budget import HOST_BUDGET
 from sglang_qsa.hooks.kernels import INSTALL, SCORE, SCORE_ROWS, SPARSE_DECODE, TOPK
 from sglang_qsa.hooks.launch import CHECK_BEFORE_RESOLUTION, PASS_ON_REFUSAL
 from sglang_qsa.hooks.lmcache import ADAPTER, CONNECTOR
@@ -31,7 +30,6 @@ HOOKS: tuple[Hook | Binding, ...] = (
     TRACK_GRID,
     PUBLISH,
     STORAGE_IDENTITY,
-    HOST_BUDGET,
     COPY_OUT,
     COPY_IN,
     MOVE,

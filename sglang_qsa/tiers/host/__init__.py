@@ -1,0 +1,1 @@
+"""Host memory: page records and checkpoint records behind HiCache's host pools."""

@@ -1,0 +1,58 @@
+"""Every byte of a prefix through host memory: backup, eviction, poison, load."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.host_server import assert_same, prompt
+from tests.pools import PAGE_TOKENS
+from tests.tiers.host.server import serving
+
+pytestmark = pytest.mark.usefixtures("sglang_runtime")
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["target", "draft"])
+@pytest.mark.parametrize("pages", [1, 5, 64])
+def test_every_plane_comes_back_elsewhere(pages: int, draft: bool) -> None:
+    """To the node and to the request that asked, in other pages and slots."""
+    with serving(draft=draft) as server:
+        wanted = server.prefill(prompt(pages), seed=1)
+        server.back_up()
+        server.evict()
+        server.wipe()
+        server.rows(3 * PAGE_TOKENS)
+        server.slot()
+        loaded, req = server.load(prompt(pages))
+        assert loaded == pages * PAGE_TOKENS
+        assert_same(server.served(prompt(pages)), wanted)
+        state = server.state_of(req)
+        assert_same(state, {name: wanted[name] for name in state})
+
+
+@pytest.mark.parametrize("policy", ["write_through_selective", "write_back"])
+def test_write_policies(policy: str) -> None:
+    with serving(policy=policy) as server:
+        wanted = server.prefill(prompt(5), seed=2)
+        server.prefill(prompt(5), seed=2)  # a second hit is what `selective` waits for
+        server.back_up()
+        server.evict()
+        server.wipe()
+        server.rows(2 * PAGE_TOKENS)
+        assert server.load(prompt(5))[0] == 5 * PAGE_TOKENS
+        assert_same(server.served(prompt(5)), wanted)
+
+
+def test_prefixes_that_share_pages() -> None:
+    """One submission of several nodes; pages come back in the order of the prefix."""
+    with serving() as server:
+        trunk = prompt(3)
+        prompts = [trunk + prompt(2, first=first) for first in (20_000, 30_000)]
+        server.prefill(trunk, seed=1)
+        wanted = [server.prefill(tokens, seed) for seed, tokens in enumerate(prompts)]
+        server.back_up()
+        server.evict()
+        server.wipe()
+        server.rows(PAGE_TOKENS)
+        for tokens, bytes_ in zip(prompts, wanted, strict=True):
+            server.load(tokens)
+            assert_same(server.served(tokens), bytes_)
