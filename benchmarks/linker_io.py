@@ -21,11 +21,16 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from benchmarks.host_pools import publish_settings, real_layout, real_pools
+from benchmarks.host_pools import (
+    DevicePools,
+    is_page_plane,
+    publish_settings,
+    real_layout,
+    real_pools,
+)
 from sglang_qsa.demo.story import anchor_tokens
 from sglang_qsa.hooks import active
 from sglang_qsa.layout import Layout
-from tests.pools import PAGE_PLANES, PAGE_TOKENS, Pools
 
 _SLOTS = 4
 
@@ -42,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     layout = real_layout()
     active.identify(layout)
     most = max(anchor_tokens(tokens) for tokens in options.prompt_tokens)
-    run = _Run(layout, 2 * most // PAGE_TOKENS, options.store)
+    run = _Run(layout, 2 * most // layout.geometry.page_tokens, options.store)
     result: dict[str, Any] = {
         "benchmark": "linker_io",
         "machine": machine.describe(),
@@ -68,23 +73,27 @@ class _Run:
         from sglang_qsa.tiers.linker.linker import RecordLinker
 
         self._layout = layout
-        self._pools: Pools = real_pools(layout, pages=pages, slots=_SLOTS)
+        self._page_tokens = layout.geometry.page_tokens
+        self._pools: DevicePools = real_pools(layout, pages=pages, slots=_SLOTS)
+        self._device = torch.device(self._pools.kv.device)
+        module = torch.get_device_module(self._device)
+        self._synchronize = module.synchronize
         self._linker = RecordLinker(
             None,
             CacheInitParams(
                 disable=False,
                 req_to_token_pool=self._pools.requests,
                 token_to_kv_pool_allocator=self._pools.allocator,
-                page_size=PAGE_TOKENS,
+                page_size=self._page_tokens,
                 enable_mamba_extra_buffer=True,
             ),
             extra_config={"directory": str(store)},
-            forward_stream=torch.cuda.Stream(),
+            forward_stream=module.Stream(),
         )
         self._keys = 0
 
     def measure(self, prompt_tokens: int, repeats: int) -> dict[str, Any]:
-        pages = anchor_tokens(prompt_tokens) // PAGE_TOKENS
+        pages = anchor_tokens(prompt_tokens) // self._page_tokens
         rounds = [self._round(pages) for _ in range(repeats)]
         record_bytes = pages * self._layout.page_bytes + self._layout.checkpoint_bytes
         return {
@@ -118,7 +127,7 @@ class _Run:
         from sglang_qsa.tiers.linker.tree import Path as TreePath
 
         slots, transfers = self._transfers(keys, pages, 1)
-        torch.cuda.synchronize()
+        self._synchronize()
         started = time.perf_counter()
         self._linker.announce(TreePath(keys, slots))
         assert self._linker.offload(transfers)
@@ -130,7 +139,7 @@ class _Run:
 
     def _load(self, keys: list[str], pages: torch.Tensor) -> tuple[float, float]:
         _, transfers = self._transfers(keys, pages, 2)
-        torch.cuda.synchronize()
+        self._synchronize()
         started = time.perf_counter()
         assert self._linker.lookup("a", transfers) == [len(keys)]
         found = time.perf_counter()
@@ -144,9 +153,10 @@ class _Run:
     ) -> tuple[torch.Tensor, list[Any]]:
         from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-        starts = pages.to("cuda") * PAGE_TOKENS
-        slots = (starts[:, None] + torch.arange(PAGE_TOKENS, device="cuda")).flatten()
-        state = torch.tensor([slot], device="cuda")
+        starts = pages.to(self._device) * self._page_tokens
+        within = torch.arange(self._page_tokens, device=self._device)
+        slots = (starts[:, None] + within).flatten()
+        state = torch.tensor([slot], device=self._device)
         return slots, [
             PoolTransfer(PoolName.KV, keys=keys, device_indices=slots),
             PoolTransfer(PoolName.MAMBA, keys=keys[-1:], device_indices=state),
@@ -161,7 +171,7 @@ class _Run:
         """The bytes of every plane and layer, as a keyed sum of their words."""
         found: dict[str, list[bytes]] = {}
         for name, layers in self._pools.records().items():
-            rows = pages if name in PAGE_PLANES else torch.tensor([slot])
+            rows = pages if is_page_plane(name) else torch.tensor([slot])
             found[name] = []
             for layer in layers:
                 words = layer[rows.to(layer.device)].contiguous().view(torch.int64)

@@ -22,12 +22,14 @@ from sglang_qsa.hooks import HOOKS, active
 from sglang_qsa.hooks.active import CheckpointRule
 from sglang_qsa.hooks.base import require_active
 from sglang_qsa.hooks.launch import refuse
+from sglang_qsa.tiers.linker.options import is_ours
+from sglang_qsa.tiers.zero_copy import register_backends
 
 logger = logging.getLogger(__name__)
 
 
 def wants_default_route(ctx: Any) -> bool:
-    """True for plain `--enable-lmcache` with this plugin's model.
+    """True for plain `--enable-lmcache` and our linker, with this plugin's model.
 
     A disabled radix cache publishes nothing, so no tier applies.
     """
@@ -35,7 +37,7 @@ def wants_default_route(ctx: Any) -> bool:
 
     return (
         not ctx.disable_radix_cache
-        and bool(get_memory().enable_lmcache)
+        and bool(get_memory().enable_lmcache or _linked())
         and ARCHITECTURE in (ctx.model_config.hf_config.architectures or ())
     )
 
@@ -84,16 +86,35 @@ def _tier(ctx: Any, arena: Arena, options: QsaConfig) -> tuple[Any, int]:
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
     from sglang.srt.runtime_context import get_memory
 
+    if _linked():
+        from sglang_qsa.tiers.linker.tree import LinkedRadixCache
+
+        return create_unified_radix_cache(ctx, cache_class=LinkedRadixCache), 0
     if not get_memory().enable_lmcache:
-        return create_unified_radix_cache(ctx), 0
+        from sglang_qsa.tiers.tree import AdmittedRadixCache
+
+        register_backends()
+        return create_unified_radix_cache(ctx, cache_class=AdmittedRadixCache), 0
     cache = _lmcache(ctx, arena, options)
     return cache, cache.lmcache_connector.chunk_size
+
+
+def _linked() -> bool:
+    """Whether this server has the linker of this plugin."""
+    from sglang.srt.runtime_context import get_memory
+
+    memory = get_memory()
+    return bool(memory.enable_unified_cache_external_linker) and is_ours(
+        memory.unified_cache_external_linker_config
+    )
 
 
 def _named(ctx: Any, store_tokens: int) -> str:
     """The tiers behind the tree, for the log."""
     from sglang.srt.runtime_context import get_memory
 
+    if _linked():
+        return "records, through the external linker"
     if store_tokens:
         return f"lmcache in chunks of {store_tokens} tokens"
     if not ctx.enable_hierarchical_cache:
@@ -125,7 +146,7 @@ def _open(ctx: Any, options: QsaConfig) -> Arena:
     must be noticed, not followed.
     """
     from sglang.srt.configs.mamba_utils import mamba2_state_dtype
-    from sglang.srt.runtime_context import get_model
+    from sglang.srt.runtime_context import get_model, get_spec
 
     model = ctx.model_config
     state = mamba2_state_dtype(model.hf_config)
@@ -138,6 +159,9 @@ def _open(ctx: Any, options: QsaConfig) -> Arena:
             qsa_indexer_dtype=get_model().qsa_indexer_dtype,
             mamba_ssm_dtype=str(state.temporal),
             mamba_conv_dtype=str(state.conv),
+            draft=bool(
+                ctx.enable_hierarchical_cache and get_spec().speculative_algorithm
+            ),
             image_input=bool(model.is_multimodal),
             weights_fingerprint=_weights_fingerprint(ctx, options),
         ),
@@ -146,6 +170,7 @@ def _open(ctx: Any, options: QsaConfig) -> Arena:
     return open_arena(
         kv_pool=ctx.params.token_to_kv_pool_allocator.get_kvcache(),
         req_to_token_pool=ctx.params.req_to_token_pool,
+        draft_pools=ctx.params.mtp_draft_device_pools,
         layout=layout,
     )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from sglang_qsa.errors import ConfigError, refusal
 from sglang_qsa.geometry import PAGE_TOKENS
+from sglang_qsa.tiers.linker.options import CLASS, MODULE, LinkerOptions, is_ours
 
 _KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 _DRAFT_PLANES = "draft_k, draft_v and draft_index"
@@ -83,17 +85,17 @@ ALWAYS: tuple[Rule, ...] = (
         "leave the option out",
     ),
 )
+NO_LINKER = Rule(
+    ("enable_unified_cache_external_linker",),
+    _OFF,
+    "host memory or LMCache as the tier",
+)
 WITH_BACKEND: tuple[Rule, ...] = (
     Rule(("disable_radix_cache",), _OFF, "a prefix tree for the tier to extend"),
     Rule(
         ("disaggregation_mode",),
         (None, "null"),
         f"null, since a P/D role publishes no {_STATE_PLANES} to the tier",
-    ),
-    Rule(
-        ("enable_unified_cache_external_linker",),
-        _OFF,
-        "host memory or LMCache as the tier",
     ),
     Rule(
         ("enable_dp_attention",),
@@ -154,6 +156,12 @@ WITH_LMCACHE: tuple[Rule, ...] = (
 )
 WITH_HICACHE: tuple[Rule, ...] = (
     Rule(
+        ("speculative_algorithm",),
+        (None, "NEXTN", "EAGLE"),
+        "none, or the model's own MTP layer (NEXTN), whose rows move with their page",
+        "choose one of these",
+    ),
+    Rule(
         ("hicache_mem_layout",),
         (None, "page_first", "page_first_direct"),
         "page_first or page_first_direct, the layouts that recurrent states have",
@@ -161,30 +169,98 @@ WITH_HICACHE: tuple[Rule, ...] = (
     ),
     Rule(
         ("hicache_storage_backend",),
-        (None, "file", "hf3fs", "seaweedfs", "dynamic"),
-        "file, hf3fs, seaweedfs or dynamic (zero-copy backends such as mooncake and "
-        "nixl keep nothing of this model in sglang 0.5.23: each backup fails)",
+        (None, "dynamic", "file", "hf3fs", "mooncake", "nixl", "seaweedfs"),
+        "dynamic, file, hf3fs, mooncake, nixl or seaweedfs (other zero-copy backends "
+        "keep nothing of this model in sglang 0.5.23: each backup fails)",
         "choose one of these or leave the option out",
     ),
 )
 
+
+def linker_finding(server_args: Any) -> Finding:
+    """Upstream's own linkers refuse this model when the pools are built."""
+    backend = server_args.unified_cache_external_linker_backend
+    config = server_args.unified_cache_external_linker_config
+    named = config if isinstance(config, dict) else {}
+    ours = backend == "dynamic" and is_ours(config)
+    if ours:
+        LinkerOptions.parse(named.get("linker_extra_config") or {})
+    return Finding(
+        "--unified-cache-external-linker-backend",
+        f"{backend} {named.get('linker', '')}".rstrip(),
+        f"dynamic with {CLASS} of {MODULE} (other linkers have no place for "
+        "ple_conv and ple_ngram)",
+        "" if ours else "name this linker or leave the option out",
+    )
+
+
+_PACKAGES = {
+    "mooncake": "mooncake-transfer-engine (mooncake-transfer-engine-non-cuda without "
+    "a GPU)",
+    "nixl": "nixl",
+}
+"""By module, which is called like the backend: what to install."""
+
+
+def zero_copy_findings(server_args: Any) -> Iterator[Finding]:
+    """What `mooncake` and `nixl` need; HiCache imports them with the model loaded."""
+    name = server_args.hicache_storage_backend
+    if name not in _PACKAGES:
+        return
+    installed = find_spec(name) is not None
+    yield Finding(
+        f"--hicache-storage-backend {name}",
+        "its package" if installed else f"no package {name}",
+        "its package",
+        "" if installed else f"pip install {_PACKAGES[name]}",
+    )
+    drafts = bool(server_args.speculative_algorithm)
+    yield Finding(
+        f"--hicache-storage-backend {name}, --speculative-algorithm",
+        str(server_args.speculative_algorithm),
+        "none: the backend knows K and V of a page, and has no name for draft rows",
+        "use the record store (dynamic) or leave speculation out" if drafts else "",
+    )
+    extra = _extra_config(server_args)
+    if name == "nixl" and extra is not None:
+        direct = extra.get("use_direct_io")
+        yield Finding(
+            f"{_EXTRA}, use_direct_io",
+            str(direct),
+            "false: the pieces of a checkpoint are not whole blocks of a disk",
+            "" if direct is False else "set it",
+        )
+
+
 _EXTRA = "--hicache-storage-backend-extra-config"
 
 
-def record_store_findings(server_args: Any) -> Iterator[Finding]:
-    """What the record store asks of HiCache, where it is the `dynamic` backend.
+def _extra_config(server_args: Any) -> dict[str, Any] | None:
+    """HiCache's extra configuration; None where a file has it, which SGLang reads.
 
-    A configuration in a file of its own (`@FILE`) is read by SGLang alone.
+    Raises:
+        ConfigError: it is not a JSON object.
     """
     text = server_args.hicache_storage_backend_extra_config or "{}"
     if text.startswith("@"):
-        return
+        return None
     try:
         extra = json.loads(text)
     except ValueError as error:
-        yield Finding(_EXTRA, f"malformed JSON ({error})", "JSON", "correct it")
+        found = f"malformed JSON ({error})"
+        raise Finding(_EXTRA, found, "JSON", "correct it").as_error() from error
+    if not isinstance(extra, dict):
+        found = type(extra).__name__
+        raise Finding(_EXTRA, found, "a JSON object", "correct it").as_error()
+    return extra
+
+
+def record_store_findings(server_args: Any) -> Iterator[Finding]:
+    """What the record store asks of HiCache, where it is the `dynamic` backend."""
+    if server_args.hicache_storage_backend != "dynamic":
         return
-    if extra.get("class_name") != "RecordStorage":
+    extra = _extra_config(server_args)
+    if extra is None or extra.get("class_name") != "RecordStorage":
         return
     layout = server_args.hicache_mem_layout
     yield Finding(

@@ -23,12 +23,16 @@ from sglang_qsa.geometry import (
 )
 from sglang_qsa.launch_rules import (
     ALWAYS,
+    NO_LINKER,
     WITH_BACKEND,
     WITH_HICACHE,
     WITH_LMCACHE,
     WITH_TIER,
     Finding,
+    Rule,
+    linker_finding,
     record_store_findings,
+    zero_copy_findings,
 )
 from sglang_qsa.layout import Layout
 from sglang_qsa.manifest import verify_manifest
@@ -71,7 +75,7 @@ def findings(server_args: Any) -> Iterator[Finding]:
     yield _version("sglang")
     for rule in ALWAYS:
         yield rule.check(server_args)
-    if not (selected or server_args.enable_lmcache):
+    if not (selected or server_args.enable_lmcache or _linked(server_args)):
         return
     yield from _of_the_backend(server_args, config)
 
@@ -83,15 +87,9 @@ def _of_the_backend(server_args: Any, config: dict[str, Any]) -> Iterator[Findin
         yield _version("lmcache")
     yield _unchanged_upstream()
     yield _hooks_in_place()
-    rules = WITH_BACKEND
-    if lmcache:
-        rules += WITH_TIER + WITH_LMCACHE
-    elif server_args.enable_hierarchical_cache:
-        rules += WITH_TIER + WITH_HICACHE
-    for rule in rules:
+    for rule in _rules(server_args):
         yield rule.check(server_args)
-    if server_args.hicache_storage_backend == "dynamic":
-        yield from record_store_findings(server_args)
+    yield from _of_the_storage(server_args)
     options = load_config()
     layout = layout_of(server_args, config, options)
     yield Finding("layout of this server", layout.layout_id, "one that can be built")
@@ -100,6 +98,30 @@ def _of_the_backend(server_args: Any, config: dict[str, Any]) -> Iterator[Findin
 
         for fact in daemon_facts(server_args.lmcache_config_file, options):
             yield Finding(*fact)
+
+
+def _rules(server_args: Any) -> tuple[Rule, ...]:
+    """The rules of the tier that is asked for; without one, those of the tree."""
+    if server_args.enable_lmcache:
+        return (NO_LINKER, *WITH_BACKEND, *WITH_TIER, *WITH_LMCACHE)
+    if server_args.enable_hierarchical_cache:
+        return (NO_LINKER, *WITH_BACKEND, *WITH_HICACHE)
+    if _linked(server_args):
+        return (*WITH_BACKEND, *WITH_TIER)
+    return (NO_LINKER, *WITH_BACKEND)
+
+
+def _of_the_storage(server_args: Any) -> Iterator[Finding]:
+    yield from record_store_findings(server_args)
+    yield from zero_copy_findings(server_args)
+    if _linked(server_args):
+        yield linker_finding(server_args)
+
+
+def _linked(server_args: Any) -> bool:
+    """The linker, which upstream has without another tree cache only."""
+    linker = bool(server_args.enable_unified_cache_external_linker)
+    return linker and server_args.radix_cache_backend is None
 
 
 def layout_of(server_args: Any, config: dict[str, Any], options: QsaConfig) -> Layout:
@@ -115,9 +137,17 @@ def layout_of(server_args: Any, config: dict[str, Any], options: QsaConfig) -> L
             kv_cache_dtype=server_args.kv_cache_dtype,
             qsa_indexer_dtype=server_args.qsa_indexer_dtype,
             mamba_ssm_dtype=server_args.mamba_ssm_dtype,
+            draft=_keeps_drafts(server_args),
             weights_fingerprint=options.weights_fingerprint,
         ),
         origin=str(server_args.model_path),
+    )
+
+
+def _keeps_drafts(server_args: Any) -> bool:
+    """Whether draft rows are part of a page; without a tier they never leave it."""
+    return bool(
+        server_args.speculative_algorithm and server_args.enable_hierarchical_cache
     )
 
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.pools import PAGE_TOKENS, build_pools
+from sglang_qsa.hooks import active
+from sglang_qsa.tiers.host.strategy import install
+from tests.pools import PAGE_TOKENS, build_pools, small_layout
 
 
-def host_pools(size_gb: int) -> dict[str, Any]:
-    """The host pools that upstream builds for the small model, by their names.
+def host_pools(size_gb: int, *, stock: bool = False) -> dict[str, Any]:
+    """The host pools of the small model, by their names: the plugin's, or upstream's.
 
     Needs the fixture `sglang_runtime`.
     """
+    install()
+    before = active.layout()
+    active.identify(None if stock else small_layout())
+    try:
+        return _host_pools(size_gb)
+    finally:
+        active.identify(before)
+
+
+def _host_pools(size_gb: int) -> dict[str, Any]:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.components import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache

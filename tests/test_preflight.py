@@ -79,15 +79,17 @@ def refused(server_args: Any, **parts: str) -> str:
 
 
 WITH_HICACHE = [
+    ("speculative_algorithm", "STANDALONE"),
     ("hicache_mem_layout", "layer_first"),
-    ("hicache_storage_backend", "mooncake"),
-    ("hicache_storage_backend", "nixl"),
+    ("hicache_storage_backend", "simm"),
+    ("hicache_storage_backend", "mori"),
 ]
 
 
 def test_every_rule_is_tried_here() -> None:
     always = {name for rule in launch_rules.ALWAYS for name in rule.fields}
     rules = (
+        launch_rules.NO_LINKER,
         *launch_rules.WITH_BACKEND,
         *launch_rules.WITH_TIER,
         *launch_rules.WITH_LMCACHE,
@@ -119,7 +121,8 @@ def test_option_that_the_tier_cannot_keep(
 
 @pytest.mark.parametrize(("name", "value"), WITH_TIER)
 def test_option_is_fine_without_the_tier(model: Path, name: str, value: object) -> None:
-    check_launch(arguments(model, **{name: value}))
+    if name not in launch_rules.NO_LINKER.fields:  # that is a tier
+        check_launch(arguments(model, **{name: value}))
 
 
 def test_case_7_disaggregation_names_what_would_be_lost(model: Path) -> None:
@@ -248,10 +251,116 @@ def test_other_storage_is_not_judged(model: Path, text: str) -> None:
     assert not any(finding.refused for finding in findings(server_args))
 
 
-def test_drafts_are_refused_with_host_memory(model: Path) -> None:
-    server_args = hicache(model, speculative_algorithm="EAGLE")
-    line = refused(server_args, origin="--speculative-algorithm")
-    assert "draft_k" in line
+@pytest.mark.parametrize("name", ["mooncake", "nixl"])
+def test_zero_copy_backend_without_its_package(
+    model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    server_args = hicache(
+        model,
+        hicache_storage_backend=name,
+        hicache_storage_backend_extra_config='{"use_direct_io": false}',
+    )
+    monkeypatch.setattr(launch_rules, "find_spec", lambda _name: object())
+    assert not any(finding.refused for finding in findings(server_args))
+    monkeypatch.setattr(launch_rules, "find_spec", lambda _name: None)
+    refused(server_args, found=f"no package {name}")
+
+
+@pytest.mark.parametrize("name", ["mooncake", "nixl"])
+def test_zero_copy_backend_with_drafts(
+    model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(launch_rules, "find_spec", lambda _name: object())
+    server_args = hicache(
+        model, hicache_storage_backend=name, speculative_algorithm="NEXTN"
+    )
+    refused(server_args, origin=f"backend {name}, --speculative-algorithm")
+
+
+@pytest.mark.parametrize("text", ["{}", '{"use_direct_io": true}'])
+def test_nixl_with_direct_io(
+    model: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Which is its default."""
+    monkeypatch.setattr(launch_rules, "find_spec", lambda _name: object())
+    server_args = hicache(
+        model,
+        hicache_storage_backend="nixl",
+        hicache_storage_backend_extra_config=text,
+    )
+    refused(server_args, origin="use_direct_io")
+
+
+def test_extra_config_that_is_no_object(model: Path) -> None:
+    refused(record_store(model, "[]"), found="list")
+
+
+@pytest.mark.parametrize("algorithm", ["NEXTN", "EAGLE"])
+def test_drafts_with_host_memory(model: Path, algorithm: str) -> None:
+    server_args = hicache(model, speculative_algorithm=algorithm)
+    assert not any(finding.refused for finding in findings(server_args))
+    plain = [str(f.found) for f in findings(hicache(model)) if "layout of" in f.what]
+    drafts = [str(f.found) for f in findings(server_args) if "layout of" in f.what]
+    assert plain != drafts
+
+
+LINKER: dict[str, Any] = {
+    "linker_module_path": "sglang_qsa.tiers.linker.linker",
+    "linker": "RecordLinker",
+    "linker_extra_config": {"directory": "/data"},
+}
+
+
+def linked(model: Path, config: Any, backend: str = "dynamic", **options: Any) -> Any:
+    return arguments(
+        model,
+        enable_unified_cache_external_linker=True,
+        unified_cache_external_linker_backend=backend,
+        unified_cache_external_linker_config=config,
+        **options,
+    )
+
+
+def test_linker(model: Path) -> None:
+    assert not any(finding.refused for finding in findings(linked(model, LINKER)))
+
+
+@pytest.mark.parametrize(
+    ("config", "backend"),
+    [
+        (None, "mooncake"),
+        (LINKER, "mooncake"),
+        (LINKER | {"linker": "Another"}, "dynamic"),
+    ],
+)
+def test_linker_of_somebody_else(model: Path, config: Any, backend: str) -> None:
+    server_args = linked(model, config, backend)
+    origin = "--unified-cache-external-linker-backend"
+    refused(server_args, origin=origin, found=backend)
+
+
+@pytest.mark.parametrize(
+    ("extra", "found"),
+    [
+        ({}, "directory None"),
+        ({"directory": ""}, "directory ''"),
+        ({"directory": "/data", "budget_gb": 0}, "budget_gb 0"),
+        ({"directory": "/data", "budget_gb": True}, "budget_gb True"),
+        ({"directory": "/data", "budget": 1}, "['budget']"),
+    ],
+)
+def test_linker_with_wrong_options(model: Path, extra: Any, found: str) -> None:
+    config = LINKER | {"linker_extra_config": extra}
+    refused(linked(model, config), origin="linker_extra_config", found=found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("speculative_algorithm", "EAGLE"), ("disaggregation_mode", "prefill")],
+)
+def test_option_that_the_linker_cannot_keep(model: Path, name: str, value: str) -> None:
+    server_args = linked(model, LINKER, **{name: value})
+    refused(server_args, origin=f"--{name.replace('_', '-')}", found=value)
 
 
 def test_backend_for_another_model(model: Path) -> None:

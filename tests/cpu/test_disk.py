@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ from sglang_qsa.demo.story import prompt
 from sglang_qsa.preflight import BACKEND_NAME
 
 PAGE = 64
-LENGTHS = (384, 1000, 2900)
+LONG = 2900
+LENGTHS = (384, 1000, LONG)
 
 pytestmark = pytest.mark.server
 
@@ -28,16 +31,30 @@ BACKENDS: dict[str, dict[str, object]] = {
         "class_name": "RecordStorage",
         "hicache_storage_pass_prefix_keys": True,
     },
+    "nixl": {
+        "plugin": {"posix": {"active": True}},
+        "use_direct_io": False,
+        "l3_cleaner_enabled": False,
+    },
 }
+NIXL = pytest.param(
+    "nixl",
+    marks=pytest.mark.skipif(
+        "QSA_TEST_RESTARTS" not in os.environ or find_spec("nixl") is None,
+        reason="two starts; part of make campaign",
+    ),
+)
 
 
 def server_on(
     model: Path, folder: Path, backend: str, files: Path, **environment: str
 ) -> SGLangServer:
-    extra = BACKENDS[backend] | {
-        "prefetch_threshold": PAGE,
-        "directory" if backend == "dynamic" else "file_storage_path": str(files),
-    }
+    extra = BACKENDS[backend] | {"prefetch_threshold": PAGE}
+    if backend == "nixl":
+        environment["SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"] = str(files)
+    else:
+        place = "directory" if backend == "dynamic" else "file_storage_path"
+        extra[place] = str(files)
     return SGLangServer(
         model,
         folder,
@@ -70,7 +87,7 @@ def wait_until_written(files: Path, before: int) -> None:
     raise AssertionError("nothing was written")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["file", "dynamic", NIXL])
 def test_restart_from_disk(tiny_model: Path, tmp_path: Path, backend: str) -> None:
     """Up to the anchor, with the same bits as a device hit."""
     files = tmp_path / "files"
@@ -80,8 +97,14 @@ def test_restart_from_disk(tiny_model: Path, tmp_path: Path, backend: str) -> No
         before = count_files(files)
         for length in LENGTHS:
             generate(server.url, prompt(length))
+        wait_until_written(files, before)
+        if backend == "dynamic":
+            assert_pages_of(files, LONG)
+        before = count_files(files)
         hits = {length: generate(server.url, prompt(length)) for length in LENGTHS}
         wait_until_written(files, before)
+        if backend == "dynamic":
+            assert_pages_of(files, *LENGTHS)
         server.kill9()
         server.start()
         server.wait_ready()
@@ -95,6 +118,13 @@ def test_restart_from_disk(tiny_model: Path, tmp_path: Path, backend: str) -> No
             assert_flipped_bits_are_misses(server, files, hits)
     if backend == "file":
         assert_other_weights_find_nothing(tiny_model, tmp_path, files)
+
+
+def assert_pages_of(files: Path, *lengths: int) -> None:
+    """The store holds these prompts and nothing else: what is short waits for a
+    second request."""
+    wanted = sum(anchor(length, PAGE) // PAGE for length in lengths)
+    assert len(list(files.glob("*/pages/*"))) == wanted
 
 
 def assert_other_weights_find_nothing(

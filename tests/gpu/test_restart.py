@@ -21,9 +21,13 @@ pytestmark = [
 ]
 
 
-def test_restored_prompt_has_the_bits_of_a_device_hit(tmp_path: Path) -> None:
-    options = {"--out": tmp_path, "--prompt-tokens": 32_780, "--repeats": 3}
+@pytest.mark.parametrize("tier", ["lmcache", "disk", "linker"])
+def test_restored_prompt_has_the_bits_of_a_device_hit(
+    tmp_path: Path, tier: str
+) -> None:
+    options = {"--out": tmp_path, "--tier": tier, "--repeats": 3, "--answer-tokens": 64}
     flat = [str(part) for option in options.items() for part in option]
+    flat += ["--prompt-tokens", "8204", "32780"]
     flags = ["--max-total-tokens", "140000", "--max-mamba-cache-size", "64"]
     flags += shlex.split(os.environ.get(FLAGS, ""))
     assert restart.main([*flat, "--stable-selection", "--", *flags]) == 0

@@ -12,6 +12,7 @@ from sglang_qsa import backend
 from sglang_qsa.geometry import ARCHITECTURE
 from sglang_qsa.hooks.routing import register_backend, route_default
 from sglang_qsa.preflight import BACKEND_NAME
+from sglang_qsa.tiers.linker.options import CLASS, MODULE
 
 OURS, UPSTREAMS = object(), object()
 
@@ -63,6 +64,22 @@ def test_our_model_with_lmcache_is_ours(created: list[Any]) -> None:
     ctx = context()
     assert route(ctx, enable_lmcache=True) is OURS
     assert created == [ctx]
+
+
+@pytest.mark.parametrize(
+    ("linker", "expected"), [(CLASS, OURS), ("Another", UPSTREAMS)]
+)
+def test_our_linker_is_ours(created: list[Any], linker: str, expected: object) -> None:
+    from sglang.srt.runtime_context import get_memory
+
+    config = {"linker_module_path": MODULE, "linker": linker}
+    with get_memory().override(
+        enable_unified_cache_external_linker=True,
+        unified_cache_external_linker_config=config,
+    ):
+        assert route(context(), enable_lmcache=False) is expected
+        assert route(context(None), enable_lmcache=False) is UPSTREAMS
+    assert route(context(), enable_lmcache=False) is UPSTREAMS
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,18 @@ class DirectoryStore:
         """
         return self._lookup.longest_prefix(page_keys, checkpoint_keys)
 
+    def missing_pages(self, page_keys: Sequence[str]) -> list[int]:
+        """Numbers of the pages in `page_keys` that are not there, in order.
+
+        A page that is there may be evicted before it is put without bytes; the put
+        then answers `INCOMPLETE`.
+        """
+        return [
+            number
+            for number, key in enumerate(page_keys)
+            if not self._files.present(Kind.PAGE, key)
+        ]
+
     # -- load --------------------------------------------------------------------
 
     def submit_get(self, reads: Sequence[Read]) -> Future[list[Outcome]]:
