@@ -1,0 +1,1 @@
+"""What restores, backups and long prefills cost the streams that run beside them."""

@@ -1,0 +1,201 @@
+"""Gaps between the tokens of running streams, while prompts are restored beside them.
+
+    python -m benchmarks.decode_gap --out DIR [--variants NAME ...] [-- launch flags]
+
+Each variant is a server of its own under the same schedule: streams decode, prompts
+that were sent before come again with fresh tokens behind, and then one long cold
+prompt. With host memory the device holds two of the prompts, so that each is restored
+and each checkpoint backed up; without it the device holds all, and nothing is copied.
+Both run the same forwards: what host memory adds to a gap is the difference. Gaps are
+taken at the client, and in the scheduler between results of decode steps. Writes
+`decode_gap.json` and `decode_gap.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.decode_gap.report import as_markdown, as_result
+from benchmarks.decode_gap.schedule import (
+    STREAM_PROMPT_TOKENS,
+    TAIL_TOKENS,
+    Measured,
+    Workload,
+    measure,
+)
+from benchmarks.real_shapes import write_real_shapes
+from sglang_qsa.demo.report import ProgressLine
+from sglang_qsa.demo.server import SGLangServer
+from sglang_qsa.demo.tiny_model import cached_checkpoint
+from sglang_qsa.preflight import BACKEND_NAME
+
+PROBE = Path(__file__).parent / "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A server to measure."""
+
+    plugin: bool
+    host: bool
+
+    def flags(self, options: argparse.Namespace) -> list[str]:
+        backend = ["--radix-cache-backend", BACKEND_NAME] if self.plugin else []
+        if not self.host:
+            return backend
+        io = (
+            ("direct", "page_first_direct") if self.plugin else ("kernel", "page_first")
+        )
+        return [
+            *backend,
+            "--enable-hierarchical-cache",
+            *("--hicache-size", str(options.host_gb)),
+            *("--hicache-io-backend", io[0], "--hicache-mem-layout", io[1]),
+            *("--hicache-write-policy", "write_through"),
+        ]
+
+
+VARIANTS = {
+    "stock": Variant(plugin=False, host=True),
+    "stock-device": Variant(plugin=False, host=False),
+    "ours": Variant(plugin=True, host=True),
+    "ours-device": Variant(plugin=True, host=False),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    workload = Workload(
+        streams=options.streams,
+        prompt_tokens=options.prompt_tokens,
+        prompts=options.prompts,
+        restores=options.restores,
+        stream_tokens=options.stream_tokens,
+        prefill_tokens=options.prefill_tokens,
+    )
+    if _fits(workload):
+        parser.error(
+            f"found {options.prompts} prompts of {options.prompt_tokens:,} tokens, all "
+            "of which the device keeps; wanted more than it has room for; raise "
+            "--prompts"
+        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    with ProgressLine() as progress:
+        measured = {
+            name: _run(name, options, workload, progress) for name in options.variants
+        }
+    result: dict[str, Any] = {
+        "machine": machine.describe(),
+        "note": options.note,
+        "flags": options.flags,
+        **as_result(workload, measured),
+    }
+    (options.out / "decode_gap.json").write_text(json.dumps(result, indent=1) + "\n")
+    table = as_markdown(result)
+    (options.out / "decode_gap.md").write_text(table)
+    print(table)
+    unserved = [
+        name
+        for name, of in result["variants"].items()
+        if VARIANTS[name].host and of["restored_share"] < 1
+    ]
+    for name in unserved:
+        share = result["variants"][name]["restored_share"]
+        print(
+            f"{name}: found {share:.0%} of prompts restored from host memory; wanted "
+            "all; raise --prompts or --host-gb",
+            file=sys.stderr,
+        )
+    return 1 if unserved else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.decode_gap",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS)
+    )
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--stream-tokens", type=int, default=4000, help="at most")
+    parser.add_argument("--prompt-tokens", type=int, default=32_768)
+    parser.add_argument("--prompts", type=int, default=5)
+    parser.add_argument("--restores", type=int, default=20)
+    parser.add_argument(
+        "--prefill-tokens", type=int, default=0, help="of a cold prompt; 0: none"
+    )
+    parser.add_argument("--host-gb", type=int, default=16)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--tiny", action="store_true", help="the tiny model instead of real shapes"
+    )
+    parser.add_argument("--note", default="", help="goes into the result as it is")
+    parser.add_argument("flags", nargs="*", metavar="-- LAUNCH_SERVER_FLAGS")
+    return parser
+
+
+def _run(
+    name: str, options: argparse.Namespace, workload: Workload, progress: ProgressLine
+) -> Measured:
+    variant, work = VARIANTS[name], options.out / "logs" / name
+    work.mkdir(parents=True, exist_ok=True)
+    model, flags = cached_checkpoint(), []
+    if not options.tiny:
+        model = write_real_shapes(options.out / "logs" / "real-shapes", model)
+        flags = ["--load-format", "dummy", "--skip-tokenizer-init"]
+    steps = work / "steps"
+    steps.unlink(missing_ok=True)
+    inherited = os.environ.get("PYTHONPATH", "")
+    server = SGLangServer(
+        model,
+        work,
+        device=options.device,
+        with_plugin=variant.plugin,
+        flags=[
+            *flags,
+            *("--max-total-tokens", str(_device_tokens(variant, workload))),
+            *("--max-running-requests", str(workload.streams + 2)),
+            "--enable-cache-report",
+            *variant.flags(options),
+            *options.flags,
+        ],
+        environment={
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PROBE), inherited])),
+            "QSA_BENCH_STEPS": str(steps),
+        },
+    )
+    with server:
+        server.wait_ready(lambda message: progress(f"{name}: {message}"))
+        return measure(
+            server.url, steps, workload, lambda message: progress(f"{name}: {message}")
+        )
+
+
+def _fits(workload: Workload) -> bool:
+    """Whether the device would keep all prompts beside idle streams."""
+    host = Variant(plugin=True, host=True)
+    sent = workload.prompts * workload.prompt_tokens
+    return sent <= _device_tokens(host, workload)
+
+
+def _device_tokens(variant: Variant, workload: Workload) -> int:
+    """Room for the streams, and for two prompts or for all that is ever sent."""
+    each = workload.prompt_tokens + workload.prompts + 2 * TAIL_TOKENS
+    streams = workload.streams * (STREAM_PROMPT_TOKENS + workload.stream_tokens)
+    cold = 2 * workload.prefill_tokens
+    if variant.host:
+        return streams + max(2 * each, workload.prefill_tokens + each)
+    tails = workload.restores * (TAIL_TOKENS + workload.restores)
+    return streams + workload.prompts * each + tails + cold

@@ -1,0 +1,5 @@
+"""Goes on the server's PYTHONPATH; see `step_times`."""
+
+from sglang_qsa.demo.cpu_engine import imports
+
+imports.install({"sglang.srt.managers.scheduler": "step_times"})

@@ -1,0 +1,129 @@
+"""Figures and the table of `benchmarks.decode_gap`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.decode_gap.schedule import Measured, Window, Workload
+
+_OF_DEVICE = "-device"
+
+
+def as_result(workload: Workload, measured: Mapping[str, Measured]) -> dict[str, Any]:
+    variants = {name: _of_variant(found) for name, found in measured.items()}
+    added = {
+        name: {
+            place: {
+                share: variants[name]["restores"][place][share]
+                - variants[name + _OF_DEVICE]["restores"][place][share]
+                for share in ("p50", "p99", "max")
+            }
+            for place in ("client_ms", "scheduler_ms")
+        }
+        for name in variants
+        if name + _OF_DEVICE in variants
+    }
+    return {"workload": asdict(workload), "variants": variants, "added_ms": added}
+
+
+def _of_variant(found: Measured) -> dict[str, Any]:
+    restored = [answer.host_tokens > 0 for answer in found.answers]
+    return {
+        "quiet": _of_window(found.quiet),
+        "restores": _of_window(found.restores),
+        "prefill": _of_window(found.prefill),
+        "restored_share": sum(restored) / len(restored) if restored else 0.0,
+        "ttft_ms": spread([answer.seconds for answer in found.answers]),
+        "prefill_s": found.prefill_s,
+        "prefill_alone_s": found.prefill_alone_s,
+    }
+
+
+def _of_window(window: Window) -> dict[str, Any]:
+    return {
+        "client_ms": spread(window.client_s),
+        "scheduler_ms": spread(window.scheduler_s),
+    }
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Number, median, 99th percentile (interpolated) and maximum in milliseconds."""
+    if len(seconds) < 2:
+        return {"n": len(seconds), "p50": 0.0, "p99": 0.0, "max": 0.0}
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {
+        "n": len(seconds),
+        "p50": 1000 * statistics.median(seconds),
+        "p99": 1000 * cuts[98],
+        "max": 1000 * max(seconds),
+    }
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    facts, load = result["machine"], result["workload"]
+    lines = [
+        "# Gaps between tokens, while prompts are restored",
+        "",
+        f"{facts['gpu'] or facts['cpu']}, sglang {facts['versions']['sglang']}, torch "
+        f"{facts['versions']['torch']}, commit {facts['commit'][:12]}. "
+        f"{load['streams']} streams; {load['restores']} times one of {load['prompts']} "
+        f"prompts of {load['prompt_tokens']:,} tokens comes again with fresh tokens "
+        f"behind. {result['note']}".rstrip(),
+        "",
+        "ms: median / 99th percentile / longest. `-device`: the same schedule answered "
+        "from device memory, no host memory behind.",
+        "",
+        "| server | restored | first token | client, streams alone | client, restores "
+        "| scheduler, streams alone | scheduler, restores |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, of in result["variants"].items():
+        cells = [
+            name,
+            f"{of['restored_share']:.0%}",
+            _cell(of["ttft_ms"]),
+            *(
+                _cell(of[window][place])
+                for place in ("client_ms", "scheduler_ms")
+                for window in ("quiet", "restores")
+            ),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    for name, added in result["added_ms"].items():
+        lines += [
+            "",
+            f"Added by host memory, {name}, at the 99th percentile: client "
+            f"{added['client_ms']['p99']:+.2f} ms, scheduler "
+            f"{added['scheduler_ms']['p99']:+.2f} ms.",
+        ]
+    if load["prefill_tokens"]:
+        lines += _of_prefill(result)
+    return "\n".join(lines) + "\n"
+
+
+def _of_prefill(result: dict[str, Any]) -> list[str]:
+    tokens = result["workload"]["prefill_tokens"]
+    lines = [
+        "",
+        f"A cold prompt of {tokens:,} tokens beside the streams, and another one "
+        "alone, whose time is the forwards' own:",
+        "",
+        "| server | client gaps, ms | scheduler gaps, ms | prompt, s | alone, s |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, of in result["variants"].items():
+        client, scheduler = (
+            _cell(of["prefill"][place]) for place in ("client_ms", "scheduler_ms")
+        )
+        lines.append(
+            f"| {name} | {client} | {scheduler} | {of['prefill_s']:.2f} "
+            f"| {of['prefill_alone_s']:.2f} |"
+        )
+    return lines
+
+
+def _cell(spread_ms: Mapping[str, float]) -> str:
+    return " / ".join(f"{spread_ms[name]:.1f}" for name in ("p50", "p99", "max"))

@@ -1,0 +1,134 @@
+"""What happens beside the streams of one server, and when."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.decode_gap.streams import Stream, check, streaming
+from sglang_qsa.demo.client import Generation, generate
+from sglang_qsa.demo.processes import Progress
+from sglang_qsa.demo.story import prompt
+
+TAIL_TOKENS = 300
+"""Fresh tokens behind a prompt that comes again: a checkpoint to back up."""
+STREAM_PROMPT_TOKENS = 500
+QUIET_S = 2.0
+PAUSE_S = 0.3
+_AFTER_S = 0.2
+"""After an answer: backups go on for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Sizes of everything that is sent."""
+
+    streams: int
+    prompt_tokens: int
+    prompts: int
+    restores: int
+    stream_tokens: int
+    prefill_tokens: int
+    """Of one cold prompt; 0 sends none."""
+
+
+@dataclass(slots=True)
+class Window:
+    """A stretch of time and the gaps between tokens that end in it, in seconds."""
+
+    client_s: list[float] = field(default_factory=list)
+    """Between chunks of one stream, as they arrived; all streams."""
+    scheduler_s: list[float] = field(default_factory=list)
+    """Between results of decode steps in the scheduler."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """One server under one workload."""
+
+    quiet: Window
+    """Streams alone."""
+    restores: Window
+    prefill: Window
+    answers: list[Generation]
+    """To prompts that came again."""
+    prefill_s: float | None
+    """Of the cold prompt beside the streams."""
+    prefill_alone_s: float | None
+    """Of another one of its length, without streams."""
+
+
+def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Measured:
+    """Run the workload against the server at `url`.
+
+    Args:
+        steps: what `probe/step_times` writes for this server.
+    Raises:
+        RuntimeError: a stream ended early. OSError: a request failed.
+    """
+    prompts = [prompt(workload.prompt_tokens + n) for n in range(workload.prompts)]
+    tails = [prompt(TAIL_TOKENS + n) for n in range(workload.restores + 2)]
+    for number, tokens in enumerate(prompts):
+        progress(f"cold prompt {number + 1} of {len(prompts)}")
+        generate(url, tokens, max_new_tokens=1)
+    # Sizes of what follows: nothing may compile while streams are measured.
+    for tail in tails[-2:]:
+        generate(url, prompts[0] + tail, max_new_tokens=1)
+    spans: dict[str, tuple[float, float]] = {}
+    answers: list[Generation] = []
+    prefill_s = alone_s = None
+    with streaming(
+        url, workload.streams, STREAM_PROMPT_TOKENS, workload.stream_tokens
+    ) as streams:
+        started = time.perf_counter()
+        time.sleep(QUIET_S)
+        spans["quiet"] = started, time.perf_counter()
+        started = time.perf_counter()
+        for number in range(workload.restores):
+            progress(f"prompt {number + 1} of {workload.restores} that comes again")
+            check(streams)
+            tokens = prompts[number % len(prompts)] + tails[number]
+            answers.append(generate(url, tokens, max_new_tokens=1))
+            time.sleep(PAUSE_S)
+        time.sleep(_AFTER_S)
+        spans["restores"] = started, time.perf_counter()
+        if workload.prefill_tokens:
+            progress(f"cold prompt of {workload.prefill_tokens:,} tokens")
+            started = time.perf_counter()
+            cold = prompt(workload.prefill_tokens)
+            prefill_s = generate(url, cold, max_new_tokens=1).seconds
+            spans["prefill"] = started, time.perf_counter()
+    if workload.prefill_tokens:
+        cold = prompt(workload.prefill_tokens + 1)
+        alone_s = generate(url, cold, max_new_tokens=1).seconds
+    of_scheduler = array("d", steps.read_bytes()).tolist()
+    windows = {
+        name: _window(span, streams, of_scheduler) for name, span in spans.items()
+    }
+    return Measured(
+        quiet=windows["quiet"],
+        restores=windows["restores"],
+        prefill=windows.get("prefill", Window()),
+        answers=answers,
+        prefill_s=prefill_s,
+        prefill_alone_s=alone_s,
+    )
+
+
+def _window(
+    span: tuple[float, float], streams: Sequence[Stream], steps: Sequence[float]
+) -> Window:
+    window = Window(scheduler_s=gaps(steps, span))
+    for stream in streams:
+        window.client_s += gaps(stream.times_s, span)
+    return window
+
+
+def gaps(times_s: Sequence[float], span: tuple[float, float]) -> list[float]:
+    """Differences of neighbours of which the later one lies in `span`."""
+    first, last = span
+    return [b - a for a, b in pairwise(times_s) if first <= b <= last]
