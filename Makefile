@@ -18,6 +18,9 @@ RUNTIME := requirements/cpu-runtime.txt requirements/lmcache.txt requirements/de
 LOCK := requirements/cpu-lock.txt
 CHECKED := $(wildcard sglang_qsa kernels tests benchmarks)
 
+# Test files run side by side; each starts its servers one after the other.
+WORKERS ?= 2
+
 # SGLang starts ninja and LMCache by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -45,15 +48,15 @@ demo: setup ## prompt, kill -9, restart, restore: the story, on this machine
 
 .PHONY: test
 test: setup lint ## checks and tests, all that run without a GPU
-	@$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: campaign
 campaign: setup ## the long forms of tests that `make test` runs small
 	@QSA_TEST_STORE_CHUNKS=64,128,256 QSA_TEST_EVERY_HOOK=1 QSA_TEST_STORE_CASES=2400 \
-		QSA_TEST_RESTARTS=1 $(BIN)/python -m pytest -m "not gpu" \
-		tests/cpu/test_checkpoints.py tests/cpu/test_refusals.py \
-		tests/cpu/test_mooncake.py tests/cpu/test_linker.py \
-		tests/cpu/test_disk.py tests/tiers/store $(PYTEST_ARGS)
+		QSA_TEST_RESTARTS=1 QSA_TEST_EVERY_MUTATION=1 $(BIN)/python -m pytest \
+		-m "not gpu" tests/cpu/test_checkpoints.py tests/cpu/test_refusals.py \
+		tests/cpu/test_mooncake.py tests/cpu/test_linker.py tests/cpu/test_disk.py \
+		tests/tiers/store tests/benchmarks/gsm8k $(PYTEST_ARGS)
 
 .PHONY: lint lint-ruff lint-format lint-mypy lint-manifest lint-readme
 lint: lint-ruff lint-format lint-mypy lint-manifest lint-readme ## what pre-commit runs
@@ -113,8 +116,9 @@ $(STAMPS)/torch: requirements/cpu-torch.txt $(STAMPS)/venv-$(VARIANT)
 	@$(call pip_install,torch: 1 of 4,-c $(LOCK) -r $<)
 	@touch $@
 
-$(STAMPS)/no-deps: requirements/cpu-no-deps.txt $(STAMPS)/torch
-	@$(call pip_install,SGLang without its GPU packages: 2 of 4,--no-deps -r $<)
+$(STAMPS)/no-deps: requirements/cpu-no-deps.txt requirements/bench.txt $(STAMPS)/torch
+	@$(call pip_install,SGLang without its GPU packages: 2 of 4,--no-deps \
+		-r requirements/cpu-no-deps.txt -r requirements/bench.txt)
 	@touch $@
 
 # Mooncake's tests are skipped without these; all else runs.
@@ -146,7 +150,9 @@ $(STAMPS)/package-cpu: pyproject.toml setup.py $(STAMPS)/runtime
 	@touch $@
 
 # SGLang and LMCache in one resolution is impossible: requirements/lmcache.txt says why.
-$(STAMPS)/package-gpu: pyproject.toml setup.py $(RUNTIME) $(STAMPS)/venv-$(VARIANT)
-	@$(call pip_install,sglang-qsa with all of SGLang and the tools: 1 of 2,-e .[dev])
-	@$(call pip_install,LMCache: 2 of 2,-r requirements/lmcache.txt)
+$(STAMPS)/package-gpu: pyproject.toml setup.py $(RUNTIME) requirements/bench.txt \
+		$(STAMPS)/venv-$(VARIANT)
+	@$(call pip_install,sglang-qsa with all of SGLang and the tools: 1 of 3,-e .[dev])
+	@$(call pip_install,LMCache: 2 of 3,-r requirements/lmcache.txt)
+	@$(call pip_install,what evaluates: 3 of 3,--no-deps -r requirements/bench.txt)
 	@touch $@

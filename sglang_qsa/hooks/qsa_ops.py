@@ -105,7 +105,7 @@ def select_decode_tokens(
         min_visible=SELECTED_BLOCKS,
         # A graph's metadata is written before its replay; outside of one the lengths
         # may come from the kernel just before.
-        settled=torch.cuda.is_current_stream_capturing(),
+        settled=q.is_cuda and torch.cuda.is_current_stream_capturing(),
     )
     blocks = topk(scores.view(rows, -1), lengths, maxima=maxima.view(rows, -1))
     if defer_expansion:
