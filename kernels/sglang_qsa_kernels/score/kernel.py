@@ -105,9 +105,7 @@ def _units(q, FORMAT: tl.constexpr):
 @triton.jit
 def _halves(x):
     """Even and odd columns."""
-    M: tl.constexpr = x.shape[0]
-    N: tl.constexpr = x.shape[1] // 2
-    return tl.split(tl.reshape(x, (M, N, 2)))
+    return tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
 
 
 @triton.jit

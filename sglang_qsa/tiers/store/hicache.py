@@ -76,7 +76,7 @@ class RecordStorage(HiCacheStorage):  # type: ignore[misc]
         )
         self._index_to_write: dict[str, Bytes] = {}
         self._state_to_write: dict[str, Bytes] = {}
-        self._pages_to_write: list[Page] = []
+        self._pages_to_write: dict[str, Bytes] = {}
         self._index_read: dict[str, Bytes] = {}
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -112,7 +112,10 @@ class RecordStorage(HiCacheStorage):  # type: ignore[misc]
             if transfer.name == PoolName.MAMBA:
                 self._state_to_write = held
             else:
-                self._index_to_write, self._pages_to_write = held, []
+                self._index_to_write = held
+                before = set(_prefix(extra_info))
+                waiting = self._pages_to_write.items()
+                self._pages_to_write = {k: r for k, r in waiting if k in before}
             results[transfer.name] = [True] * len(transfer.keys)
         return results
 
@@ -121,22 +124,24 @@ class RecordStorage(HiCacheStorage):  # type: ignore[misc]
     ) -> list[bool]:
         """Complete page records; with the last of them, store the checkpoint.
 
-        Pages without a state are not kept: nothing could resume on them.
+        Nothing could resume on pages without a state. They wait in memory for the
+        state of a backup that goes on from them, and are dropped with the next one
+        that does not.
         """
         for key, index in _pages(self.mem_pool_host, keys, host_indices):
             record = np.empty(self._layout.page_bytes, np.uint8)
             keys_and_values = _bytes(self.mem_pool_host.get_data_page(index))
             record[: keys_and_values.size] = keys_and_values
             record[keys_and_values.size :] = self._index_to_write.pop(key)
-            self._pages_to_write.append(Page(key, record.data))
+            self._pages_to_write[key] = record
         state = self._state_to_write.pop(keys[-1], None)
         if state is None:
             return [True] * len(keys)
-        before = list(getattr(extra_info, "prefix_keys", None) or ())
-        written = {page.key for page in self._pages_to_write}
-        pages = [Page(key, None) for key in before if key not in written]
-        pages += self._pages_to_write
-        self._pages_to_write = []
+        waiting, self._pages_to_write = self._pages_to_write, {}
+        pages = [
+            Page(key, waiting[key].data if key in waiting else None)
+            for key in (*_prefix(extra_info), *keys)
+        ]
         stored = self._store.put(keys[-1], state.data, pages)
         if stored not in (Stored.WRITTEN, Stored.PRESENT):
             logger.warning("sglang_qsa: a checkpoint was not stored: %s", stored.value)
@@ -220,6 +225,11 @@ class RecordStorage(HiCacheStorage):  # type: ignore[misc]
         raise NotImplementedError("records are read by batch_get_v1 and _v2")
 
     batch_get = set = batch_set = exists = get
+
+
+def _prefix(extra_info: Any) -> Sequence[str]:
+    """Keys of all pages before a backup's own."""
+    return getattr(extra_info, "prefix_keys", None) or ()
 
 
 def _pages(pool: Any, keys: Sequence[str], indices: Any) -> list[tuple[str, int]]:

@@ -95,6 +95,33 @@ def test_pages_without_a_state_are_not_kept(
     assert not any(tmp_path.glob("*/pages/*"))
 
 
+def test_pages_without_a_state_wait_for_the_next(
+    tmp_path: Path, pools: dict[str, Any]
+) -> None:
+    """A fork on pages that no request has stored: two nodes, and one state."""
+    tier = open_tier(tmp_path, pools)
+    tier.fill(range(10, 15), [3], seed=6)
+    keys = [key_of(page) for page in range(5)]
+    assert tier.backup(keys[:2], [10, 11], None)
+    assert tier.backup(keys[2:], [12, 13, 14], 3, before=keys[:2], batch=2)
+    assert tier.found(keys) == 5
+    wanted = [tier.page(page) for page in range(10, 15)]
+    assert tier.load(keys, range(20, 25), 4)
+    for page, planes in zip(range(20, 25), wanted, strict=True):
+        assert_same(tier.page(page), planes)
+
+
+def test_pages_without_a_state_do_not_wait_for_others(
+    tmp_path: Path, pools: dict[str, Any]
+) -> None:
+    tier = open_tier(tmp_path, pools)
+    keys = [key_of(page) for page in range(5)]
+    assert tier.backup(keys[:2], [10, 11], None)
+    assert tier.backup([key_of(page) for page in (30, 31)], [20, 21], 3)
+    assert not tier.backup(keys[2:], [12, 13, 14], 3, before=keys[:2])
+    assert tier.found(keys) == 0
+
+
 def test_backup_that_was_given_up_leaves_nothing(
     tmp_path: Path, pools: dict[str, Any]
 ) -> None:
