@@ -35,6 +35,7 @@ from benchmarks.real_shapes import write_real_shapes
 from sglang_qsa.demo.report import ProgressLine
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.tiny_model import cached_checkpoint
+from sglang_qsa.errors import REFUSED
 from sglang_qsa.preflight import BACKEND_NAME
 
 PROBE = Path(__file__).parent / "probe"
@@ -89,20 +90,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--prompts"
         )
     options.out.mkdir(parents=True, exist_ok=True)
-    with ProgressLine() as progress:
-        measured = {
-            name: _run(name, options, workload, progress) for name in options.variants
-        }
+    measured: dict[str, Measured] = {}
+    stopped = ""
+    try:
+        with ProgressLine() as progress:
+            for name in options.variants:
+                measured[name] = _run(name, options, workload, progress)
+    except (OSError, RuntimeError) as error:
+        stopped = f"{name}: {error}"
     result: dict[str, Any] = {
         "machine": machine.describe(),
         "note": options.note,
         "flags": options.flags,
+        "stopped": stopped,
         **as_result(workload, measured),
     }
     (options.out / "decode_gap.json").write_text(json.dumps(result, indent=1) + "\n")
     table = as_markdown(result)
     (options.out / "decode_gap.md").write_text(table)
     print(table)
+    if stopped:
+        print(f"{stopped}; partial result in {options.out}", file=sys.stderr)
+        return REFUSED
     unserved = [
         name
         for name, of in result["variants"].items()

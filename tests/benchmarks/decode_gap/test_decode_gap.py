@@ -1,0 +1,77 @@
+"""The decode-gap benchmark: its arithmetic, its refusals, and a small real run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.decode_gap.command import main
+from benchmarks.decode_gap.report import as_markdown, as_result, spread
+from benchmarks.decode_gap.schedule import Measured, Window, Workload, gaps
+from sglang_qsa.demo.client import Generation
+
+SMALL = [
+    *("--device", "cpu", "--tiny", "--variants", "ours", "--streams", "1"),
+    *("--stream-tokens", "600", "--prompt-tokens", "1500", "--prompts", "5"),
+    *("--restores", "6", "--host-gb", "1"),
+]
+
+
+def answer(host_tokens: int) -> Generation:
+    return Generation(1800, 64, host_tokens, 0, (5,), (0.0,), 0.02)
+
+
+def measured(gap_s: float, host_tokens: int) -> Measured:
+    window = Window([gap_s] * 3, [gap_s] * 3)
+    return Measured(window, window, Window(), [answer(host_tokens)] * 2, None, None)
+
+
+def test_gaps_end_in_the_span() -> None:
+    times = [0.0, 1.0, 1.5, 4.0, 9.0]
+    assert gaps(times, (1.0, 4.0)) == [1.0, 0.5, 2.5]
+    assert gaps(times, (10.0, 11.0)) == []
+
+
+def test_spread() -> None:
+    found = spread([0.001 * n for n in range(101)])
+    assert found["n"] == 101
+    assert found["p50"] == pytest.approx(50)
+    assert found["p99"] == pytest.approx(99)
+    assert found["max"] == pytest.approx(100)
+
+
+def test_what_host_memory_adds_is_the_difference() -> None:
+    workload = Workload(1, 1500, 5, 6, 600, 0)
+    result = as_result(
+        workload, {"ours": measured(0.012, 1472), "ours-device": measured(0.010, 0)}
+    )
+    assert result["variants"]["ours"]["restored_share"] == 1
+    assert result["variants"]["ours-device"]["restored_share"] == 0
+    assert result["added_ms"]["ours"]["scheduler_ms"]["p99"] == pytest.approx(2)
+    machine = {"gpu": "", "cpu": "x", "versions": {"sglang": "1", "torch": "2"}}
+    facts = {"machine": machine | {"commit": "abc"}, "note": ""}
+    assert "client +2.00 ms, scheduler +2.00 ms" in as_markdown(facts | result)
+
+
+def test_prompts_that_the_device_would_keep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(tmp_path / "out"), "--prompts", "2"])
+    assert ended.value.code == 2
+    assert "found 2 prompts of 32,768 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.server
+def test_every_prompt_is_restored(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), *SMALL]) == 0
+    result = json.loads((tmp_path / "decode_gap.json").read_text())
+    ours = result["variants"]["ours"]
+    assert ours["restored_share"] == 1
+    for place in ("client_ms", "scheduler_ms"):
+        assert ours["quiet"][place]["n"] > 5
+        assert ours["restores"][place]["n"] > 5
+        assert ours["quiet"][place]["p50"] > 0
