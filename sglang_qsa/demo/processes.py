@@ -7,6 +7,7 @@ It runs in a process group of its own and writes its output to a file. `daemon` 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ HOST = "127.0.0.1"
 Progress = Callable[[str], None]
 """Called with what is being waited for, several times a second."""
 
+_PORTS = range(15_000, 31_000)
 _POLL_INTERVAL_S = 0.2
 _STOP_TIMEOUT_S = 10.0
 _TAIL_LINES = 25
@@ -43,11 +45,17 @@ class StartFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A TCP port of the loopback interface that nothing listens on now.
+
+    It is not one that the system gives to connections: another process could have it
+    before the server has started.
+    """
+    source = random.SystemRandom()
+    while True:
+        port = source.choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def ignore_progress(_message: str) -> None:
