@@ -1,4 +1,5 @@
-"""`sglang-qsa`: look at the layout, check a launch, run the demo, mind the store."""
+"""`sglang-qsa`: look at the layout, check a launch, run the demo, mind the store, watch
+a server."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from sglang_qsa.errors import REFUSED, QsaError
 from sglang_qsa.geometry import ServerFacts, build, read_model_config
 from sglang_qsa.layout import Layout, Record, plane_as_dict
 from sglang_qsa.tiers.store import cli as store
+from sglang_qsa.watch import cli as watch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_arguments(story)
     story.set_defaults(run=demo.main)
     store.add_parser(commands)
+    watch.add_parsers(commands)
     return parser
 
 

@@ -3,10 +3,14 @@
 SGLang runs prometheus_client in multi-process mode, so a metric created in the
 scheduler appears there without further wiring. `prometheus_client` reads its
 directory when it is first imported: create metrics only inside a tier.
+
+Ranks of one replica add to the same counter and carry no rank label: a server of TP
+size 2 counts each load twice, and the bytes of both shards.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
@@ -49,19 +53,40 @@ METRICS = (
     Metric(
         "sglang_qsa_loads_total",
         "counter",
-        "Loads from an external tier by result (ok, rejected, timeout).",
+        "Loads from an external tier by result (ok, rejected, timeout; failed: a "
+        "record was not what the look-up promised).",
         ("store", "result"),
     ),
     Metric(
         "sglang_qsa_stores_total",
         "counter",
-        "Stores to an external tier by result (ok, failed, closed).",
+        "Stores to an external tier by result (ok, present, failed, closed).",
         ("store", "result"),
     ),
     Metric(
         "sglang_qsa_loaded_tokens_total",
         "counter",
         "Tokens whose state was loaded from an external tier.",
+        ("store",),
+    ),
+    Metric(
+        "sglang_qsa_transfer_bytes_total",
+        "counter",
+        "Bytes of records between the device and an external tier by direction (load, "
+        "offload; LMCache: load).",
+        ("store", "direction"),
+    ),
+    Metric(
+        "sglang_qsa_transfer_seconds_total",
+        "counter",
+        "Seconds in which a thread of the linker loaded or offloaded, by direction, "
+        "the wait for the device included.",
+        ("store", "direction"),
+    ),
+    Metric(
+        "sglang_qsa_stall_seconds_total",
+        "counter",
+        "Seconds for which the scheduler waited for an external tier to accept a load.",
         ("store",),
     ),
     Metric(
@@ -112,16 +137,22 @@ METRICS = (
     ),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}
+_CREATING = threading.Lock()
+"""`cache` lets two threads in at once; prometheus_client refuses the second metric."""
 
 
-def count(name: str, amount: int = 1, **labels: str) -> None:
-    """Add to a counter of `METRICS`."""
-    _counter(name).labels(**labels).inc(amount)
+def count(name: str, amount: float = 1, **labels: str) -> None:
+    """Add to a counter of `METRICS`, from any thread."""
+    with _CREATING:
+        counter = _counter(name)
+    counter.labels(**labels).inc(amount)
 
 
 def gauge(name: str, value: float, **labels: str) -> None:
-    """Set a gauge of `METRICS`."""
-    _gauge(name).labels(**labels).set(value)
+    """Set a gauge of `METRICS`, from any thread."""
+    with _CREATING:
+        metric = _gauge(name)
+    metric.labels(**labels).set(value)
 
 
 @cache

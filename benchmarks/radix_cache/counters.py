@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_qsa.metrics import METRICS, Metric
 
-Unit = Literal["bytes", "tokens", "events"]
+Unit = Literal["bytes", "tokens", "seconds", "events"]
 Snapshot = Mapping[str, float]
 """Value of each counter, by name and, where `SHOWN` asks for it, label values."""
 
@@ -38,9 +38,10 @@ class Shown:
 def _ours(metric: Metric) -> Shown:
     """A counter of the plugin: all its labels shown, its name in words."""
     words = metric.name.removeprefix("sglang_qsa_").removesuffix("_total").split("_")
-    unit: Unit = "events"
-    if words[-1] == "bytes" or words[-1] == "tokens":
-        unit = "bytes" if words.pop() == "bytes" else "tokens"
+    units: dict[str, Unit] = {u: u for u in ("bytes", "tokens", "seconds")}
+    unit = units.get(words[-1], "events")
+    if unit != "events":
+        words.pop()
     return Shown(metric.name, unit, " ".join(words), metric.labels)
 
 

@@ -290,4 +290,6 @@ def _number(value: float | None, digits: int, factor: float = 1) -> str:
 def _amount(value: float | None, unit: str) -> str:
     if value is None:
         return MISSING
-    return f"{value / 1e6:,.1f} MB" if unit == "bytes" else f"{value:,.0f}"
+    if unit == "bytes":
+        return f"{value / 1e6:,.1f} MB"
+    return f"{value:,.{3 if unit == 'seconds' else 0}f}"

@@ -6,6 +6,7 @@ calls that wait for the device. Here nothing waits: streams and events keep the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -141,6 +142,24 @@ class RecordController(HybridCacheController):  # type: ignore[misc]
         return moves_of(host_indices, device_indices, states)
 
     _l2_load_transfers = _l2_transfers
+
+    def _transfer_num_bytes(self, op: Any) -> int:
+        """What upstream's counters add once it has seen the end of the copies.
+
+        Upstream counts a checkpoint for each place that it goes to; two places are one
+        trip over the link.
+        """
+        counted = int(super()._transfer_num_bytes(op))
+        places = Counter(
+            record
+            for transfer in op.pool_transfers or ()
+            if transfer.name == PoolName.MAMBA
+            for record in transfer.host_indices.tolist()
+        )
+        if spared := sum(number // 2 for number in places.values()):
+            states = self.mem_pool_host.entry_map[PoolName.MAMBA].host_pool
+            counted -= spared * states.size_per_token
+        return counted
 
 
 def part_ends(layers: int, parts: int = PARTS) -> list[int]:

@@ -28,6 +28,7 @@ from sglang_qsa.arena import open_arena
 from sglang_qsa.errors import ConfigError, refusal
 from sglang_qsa.hooks import active
 from sglang_qsa.layout import Layout, Unit
+from sglang_qsa.tiers.linker import counts
 from sglang_qsa.tiers.linker.device import DeviceRecords
 from sglang_qsa.tiers.linker.loads import BATCH_PAGES, Batch, Load
 from sglang_qsa.tiers.linker.options import LinkerOptions
@@ -98,6 +99,7 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self._path: Path | None = None
         self._results: SimpleQueue[bool] = SimpleQueue()
         self._retired = False
+        counts.usable(True)
 
     # -- look up -----------------------------------------------------------------
 
@@ -105,8 +107,10 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """The longest boundary after the pages on the device, in pages, if any."""
         (keys,) = (t.keys for t in transfers if t.name == PoolName.KV)
         if self._retired:
+            counts.lookup("closed")
             return []
         pages = self._store.longest_prefix(keys, keys)
+        counts.lookup("hit" if pages else "miss")
         return [pages] if pages else []
 
     # -- load --------------------------------------------------------------------
@@ -132,13 +136,14 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
         # The forward before this one may still write pages that it has given back.
         events = self.record_offload_ready()
         future = self._loader.submit(self._load, events, loads)
-        future.add_done_callback(lambda done: self._loaded(index, done))
+        future.add_done_callback(lambda done: self._loaded(index, loads, done))
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         landed: bool = self.layer_done_counter.finish(counter_index)
         return landed
 
+    @counts.timed("load")
     def _load(self, events: list[Any], loads: list[Load]) -> None:
         for event in events:
             event.synchronize()
@@ -149,14 +154,16 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
             written.record()
         written.synchronize()
 
-    def _loaded(self, index: int, done: Future[None]) -> None:
+    def _loaded(self, index: int, loads: list[Load], done: Future[None]) -> None:
         error = done.exception()
         if error is not None:
             logger.error("sglang_qsa: a load failed: %s", error)
             self.layer_done_counter.fail(index, error)
-            return
-        for layer in range(self.layer_done_counter.num_layers):
-            self.layer_done_counter.complete(index, layer)
+        else:
+            for layer in range(self.layer_done_counter.num_layers):
+                self.layer_done_counter.complete(index, layer)
+        # Only now: a forward waits for the layers.
+        counts.loads(loads, self._page_tokens, failed=error is not None)
 
     # -- offload -----------------------------------------------------------------
 
@@ -167,7 +174,10 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Hand a checkpoint and all its pages over to be stored."""
         path, self._path = self._path, None
-        if path is None or self._retired:
+        if self._retired:
+            counts.refused_store()
+            return False
+        if path is None:
             return False
         (slot,) = (t.device_indices for t in transfers if t.name == PoolName.MAMBA)
         events = self.record_offload_ready()
@@ -175,6 +185,7 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
         future.add_done_callback(self._offloaded)
         return True
 
+    @counts.timed("offload")
     def _offload(self, events: list[Any], path: Path, slot: torch.Tensor) -> Stored:
         if self._store.contains(path.keys[-1]):
             return Stored.PRESENT
@@ -192,6 +203,8 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
                 )
                 for number, record in zip(batch, records, strict=True):
                     payloads[number] = record.numpy().data
+        sizes = self._states.record_bytes, self._pages.record_bytes * len(missing)
+        counts.moved("offload", sum(sizes))
         pages = [Page(key, payloads.get(n)) for n, key in enumerate(path.keys)]
         return self._store.put(path.keys[-1], checkpoint.numpy().data, pages)
 
@@ -200,6 +213,7 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
         if error is not None:
             logger.error("sglang_qsa: an offload failed: %s", error)
         stored = None if error is not None else done.result()
+        counts.store(stored)
         self._results.put(stored in (Stored.WRITTEN, Stored.PRESENT))
 
     def num_completed_offloads(self) -> int:
@@ -213,6 +227,7 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def retire(self) -> None:
         """Neither look up nor store any more; loads that were promised come."""
         self._retired = True
+        counts.usable(False)
 
     def reset(self) -> None:
         self._queued.clear()

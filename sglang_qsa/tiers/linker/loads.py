@@ -40,6 +40,11 @@ class Load:
     pages: Batch
     checkpoint: Batch
 
+    @property
+    def record_bytes(self) -> int:
+        batches = (self.pages, self.checkpoint)
+        return sum(len(batch.keys) * batch.target.record_bytes for batch in batches)
+
     def run(self, store: DirectoryStore) -> None:
         """Write all of it, on the current stream; one batch is read ahead.
 

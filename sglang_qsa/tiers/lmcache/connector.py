@@ -212,12 +212,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         """
         answer = self._wait(operation, lambda f, t: f.wait_on_stream(stream, timeout=t))
         if self._sync_success(answer is True):
-            metrics.count("sglang_qsa_loads_total", store=_STORE, result="ok")
-            metrics.count(
-                "sglang_qsa_loaded_tokens_total",
-                operation.end - operation.local_hit_tokens,
-                store=_STORE,
-            )
+            self._count_load(operation.end - operation.local_hit_tokens)
             return True
         # Closed at once on every rank: the next request of this scheduling pass
         # must not wait for the same daemon.
@@ -243,8 +238,20 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         operation.result = False
         return False
 
+    def _count_load(self, tokens: int) -> None:
+        """One that was accepted: the pages of `tokens`, and a checkpoint."""
+        layout = self._sglang_kv_adapter.arena.layout
+        pages = tokens // layout.geometry.page_tokens
+        moved = pages * layout.page_bytes + layout.checkpoint_bytes
+        metrics.count("sglang_qsa_loads_total", store=_STORE, result="ok")
+        metrics.count("sglang_qsa_loaded_tokens_total", tokens, store=_STORE)
+        metrics.count(
+            "sglang_qsa_transfer_bytes_total", moved, store=_STORE, direction="load"
+        )
+
     def _wait(self, operation: LMCacheLoadOperation, how: Any) -> bool | None:
         """The daemon's answer, or None when there was none in time."""
+        started = time.perf_counter()
         try:
             return bool(how(operation.future, self._options.retrieve_timeout_s))
         except _RPC_ERRORS as error:
@@ -252,6 +259,9 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
                 "sglang_qsa: LMCache load for %s: %s", operation.request_id, error
             )
             return None
+        finally:
+            waited_s = time.perf_counter() - started
+            metrics.count("sglang_qsa_stall_seconds_total", waited_s, store=_STORE)
 
     # -- store -------------------------------------------------------------
 

@@ -50,7 +50,6 @@ class Tally:
             return {".".join(key): amount for key, amount in self._counts.items()}
 
     def _add(self, series: str, amount: int, **labels: str) -> None:
-        # The lock also keeps two threads from creating one metric.
         with self._lock:
             self._counts[(series, *labels.values())] += amount
-            metrics.count(f"sglang_qsa_store_{series}_total", amount, **labels)
+        metrics.count(f"sglang_qsa_store_{series}_total", amount, **labels)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from benchmarks.host_server import assert_same, prompt
-from tests.pools import PAGE_TOKENS
+from sglang_qsa.tiers.host.engine import RecordController
+from tests.pools import PAGE_TOKENS, small_layout
 from tests.tiers.host.server import serving
 
 pytestmark = pytest.mark.usefixtures("sglang_runtime")
@@ -27,6 +30,26 @@ def test_every_plane_comes_back_elsewhere(pages: int, draft: bool) -> None:
         assert_same(server.served(prompt(pages)), wanted)
         state = server.state_of(req)
         assert_same(state, {name: wanted[name] for name in state})
+
+
+def test_counted_bytes_are_those_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint for its node and for the request crosses the link once."""
+    counted: list[int] = []
+    original = RecordController._transfer_num_bytes
+
+    def noted(controller: RecordController, op: Any) -> int:
+        counted.append(original(controller, op))
+        return counted[-1]
+
+    monkeypatch.setattr(RecordController, "_transfer_num_bytes", noted)
+    with serving() as server:
+        server.prefill(prompt(5), seed=1)
+        server.back_up()
+        server.evict()
+        server.load(prompt(5))
+    layout = small_layout()
+    moved = 5 * layout.page.stride_bytes + layout.checkpoint.stride_bytes
+    assert counted == [moved, moved]
 
 
 @pytest.mark.parametrize("policy", ["write_through_selective", "write_back"])

@@ -105,12 +105,14 @@ def test_frozen_at_retrieve(daemon: LMCacheDaemon, hasty: Rank) -> None:
     hasty.ask(request, TOKENS)
     match = hasty.match(request, TOKENS)
     assert match.host_hit_length == len(TOKENS)
+    stalled = value("sglang_qsa_stall_seconds_total")
     with frozen(daemon):
         with (
             counted("sglang_qsa_loads_total", result="timeout"),
             within(TIMEOUT_S + SLACK_S),
         ):
             assert hasty.load_back(request, match) == 0
+        assert value("sglang_qsa_stall_seconds_total") - stalled >= TIMEOUT_S
         hasty.cache.check_hicache_events()
         assert hasty.cache.has_pending_cache_operations()
         held = pages - hasty.pools.allocator.available_size()
@@ -125,7 +127,11 @@ def test_frozen_at_retrieve(daemon: LMCacheDaemon, hasty: Rank) -> None:
     assert hasty.pools.requests.mamba_allocator.available_size() == slots
     assert value("sglang_qsa_quarantined_loads") == 0
     recover(hasty)
+    loaded = value("sglang_qsa_transfer_bytes_total", direction="load")
     assert hasty.resume(Request("again"), [*TOKENS, 0]) == len(TOKENS)
+    loaded = value("sglang_qsa_transfer_bytes_total", direction="load") - loaded
+    layout = hasty.connector._sglang_kv_adapter.arena.layout
+    assert loaded == 2 * layout.page_bytes + layout.checkpoint_bytes
 
 
 def test_frozen_at_retrieve_costs_one_time_out(

@@ -1,0 +1,1 @@
+"""What the metrics of a running server say: in the terminal, and in Grafana."""
