@@ -91,8 +91,10 @@ def _tier(ctx: Any, arena: Arena, options: QsaConfig) -> tuple[Any, int]:
 
         return create_unified_radix_cache(ctx, cache_class=LinkedRadixCache), 0
     if not get_memory().enable_lmcache:
+        from sglang_qsa.tiers.host import strategy
         from sglang_qsa.tiers.tree import AdmittedRadixCache
 
+        strategy.install()
         register_backends()
         return create_unified_radix_cache(ctx, cache_class=AdmittedRadixCache), 0
     cache = _lmcache(ctx, arena, options)

@@ -17,6 +17,7 @@ from sglang_qsa.demo.story import prompt
 TAIL_TOKENS = 300
 """Fresh tokens behind a prompt that comes again: a checkpoint to back up."""
 STREAM_PROMPT_TOKENS = 500
+WARM_UPS = 2
 QUIET_S = 2.0
 PAUSE_S = 0.3
 _AFTER_S = 0.2
@@ -71,13 +72,14 @@ def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Me
         RuntimeError: a stream ended early. OSError: a request failed.
     """
     prompts = [prompt(workload.prompt_tokens + n) for n in range(workload.prompts)]
-    tails = [prompt(TAIL_TOKENS + n) for n in range(workload.restores + 2)]
+    tails = [prompt(TAIL_TOKENS + n) for n in range(workload.restores + WARM_UPS)]
     for number, tokens in enumerate(prompts):
         progress(f"cold prompt {number + 1} of {len(prompts)}")
         generate(url, tokens, max_new_tokens=1)
-    # Sizes of what follows: nothing may compile while streams are measured.
-    for tail in tails[-2:]:
-        generate(url, prompts[0] + tail, max_new_tokens=1)
+    # As what follows, so that nothing compiles while streams are measured. The device
+    # keeps what came last: those that come again first were sent longest ago.
+    for tokens, tail in zip(prompts[:WARM_UPS], tails[-WARM_UPS:], strict=True):
+        generate(url, tokens + tail, max_new_tokens=1)
     spans: dict[str, tuple[float, float]] = {}
     answers: list[Generation] = []
     prefill_s = alone_s = None
@@ -91,7 +93,7 @@ def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Me
         for number in range(workload.restores):
             progress(f"prompt {number + 1} of {workload.restores} that comes again")
             check(streams)
-            tokens = prompts[number % len(prompts)] + tails[number]
+            tokens = prompts[(WARM_UPS + number) % len(prompts)] + tails[number]
             answers.append(generate(url, tokens, max_new_tokens=1))
             time.sleep(PAUSE_S)
         time.sleep(_AFTER_S)

@@ -94,6 +94,7 @@ def test_restart_from_disk(tiny_model: Path, tmp_path: Path, backend: str) -> No
     server = server_on(tiny_model, tmp_path, backend, files)
     with server:
         server.wait_ready()
+        assert "pools=page records + checkpoint records" in server.log
         before = count_files(files)
         for length in LENGTHS:
             generate(server.url, prompt(length))

@@ -15,7 +15,7 @@ from sglang_qsa.demo.client import Generation
 SMALL = [
     *("--device", "cpu", "--tiny", "--variants", "ours", "--streams", "1"),
     *("--stream-tokens", "600", "--prompt-tokens", "1500", "--prompts", "5"),
-    *("--restores", "6", "--host-gb", "1"),
+    *("--restores", "4", "--host-gb", "1"),
 ]
 
 
@@ -43,7 +43,7 @@ def test_spread() -> None:
 
 
 def test_what_host_memory_adds_is_the_difference() -> None:
-    workload = Workload(1, 1500, 5, 6, 600, 0)
+    workload = Workload(1, 1500, 5, 4, 600, 0)
     result = as_result(
         workload, {"ours": measured(0.012, 1472), "ours-device": measured(0.010, 0)}
     )
