@@ -104,6 +104,11 @@ class Geometry:
     ngram_eos_token_id: int
     """Fills the n-gram window before the first token; 0 without PLE."""
 
+    @property
+    def last_layer(self) -> int:
+        """Id of the model's last layer that keeps anything."""
+        return max(*self.kv_layers, *self.gdn_layers)
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:
@@ -164,6 +169,16 @@ class Record:
             spans[plane.name] = Span(offset, plane.record_bytes)
             offset += plane.record_bytes
         return spans
+
+    def layer_spans(self) -> dict[str, tuple[Span, ...]]:
+        """Where each layer of each plane lies, by name of the plane."""
+        return {
+            plane.name: tuple(
+                Span(whole.offset + layer * plane.layer_bytes, plane.layer_bytes)
+                for layer in range(plane.layers)
+            )
+            for plane, whole in zip(self.planes, self.spans().values(), strict=True)
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,18 @@ def test_spans_tile_the_record(geometry: Geometry) -> None:
 
 
 @given(geometries())
+def test_layers_tile_their_plane(geometry: Geometry) -> None:
+    for record in (build_layout(geometry).page, build_layout(geometry).checkpoint):
+        layers = record.layer_spans()
+        for plane in record.planes:
+            whole, parts = record.spans()[plane.name], layers[plane.name]
+            assert len(parts) == plane.layers
+            ends = [whole.offset, *(part.offset + part.size for part in parts)]
+            assert [part.offset for part in parts] == ends[:-1]
+            assert ends[-1] == whole.offset + whole.size
+
+
+@given(geometries())
 def test_planes_are_as_their_shape_says(geometry: Geometry) -> None:
     layout = build_layout(geometry)
     names = [plane.name for plane in layout.planes]

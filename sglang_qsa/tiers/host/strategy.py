@@ -22,7 +22,7 @@ from sglang_qsa.layout import Record
 from sglang_qsa.tiers.host.engine import Copies, RecordController, part_ends
 from sglang_qsa.tiers.host.pools import PlanePool, RecordPool
 from sglang_qsa.tiers.host.reference import ReferenceCopies
-from sglang_qsa.tiers.host.strips import HostRecords, last_layer, strips_of
+from sglang_qsa.tiers.host.strips import HostRecords, strips_of
 
 _GB = 10**9
 
@@ -64,7 +64,8 @@ class RecordStrategy(assembler._MambaStrategy):  # type: ignore[misc]
         pages, checkpoints = _pools(arena)
         group = HostPoolGroup(_entries(cache, params, kvcache, pages, checkpoints))
         memory = get_memory()
-        ends = part_ends(last_layer(layout) + 1)
+        layers = layout.geometry.last_layer + 1
+        ends = part_ends(layers)
         controller = RecordController(
             params.token_to_kv_pool_allocator,
             group,
@@ -76,7 +77,7 @@ class RecordStrategy(assembler._MambaStrategy):  # type: ignore[misc]
             pp_group=params.pp_cache_group,
             write_policy=memory.hicache_write_policy,
             io_backend=memory.hicache_io_backend,
-            transfer_layer_id_max=last_layer(layout) + 1,
+            transfer_layer_id_max=layers,
             host_memory_mode=memory.hicache_host_memory_mode,
             copies=_copies(arena, (pages, checkpoints), ends),
             ends=ends,

@@ -52,12 +52,15 @@ def strips_of(arena: Arena, record: Record) -> tuple[Strip, ...]:
     Raises:
         LayoutMismatch: a layer is not a whole number of what a copy moves at a time.
     """
-    spans = record.spans()
+    spans = record.layer_spans()
     strips = [
-        Strip(rows, spans[plane.plane.name].offset + layer * rows.shape[1], reader)
+        Strip(rows, span.offset, reader)
         for plane in arena.of(record.unit)
-        for layer, (rows, reader) in enumerate(
-            zip(plane.record_rows(), readers(arena.layout, plane), strict=True)
+        for rows, span, reader in zip(
+            plane.record_rows(),
+            spans[plane.plane.name],
+            readers(arena.layout, plane),
+            strict=True,
         )
     ]
     for strip in strips:
@@ -87,13 +90,8 @@ def readers(layout: Layout, plane: ArenaPlane) -> Iterable[int]:
     if name == "ple_ngram":
         return geometry.gdn_layers[:1]
     if name.startswith("draft_"):
-        return [last_layer(layout)] * plane.plane.layers
+        return [geometry.last_layer] * plane.plane.layers
     return geometry.kv_layers
-
-
-def last_layer(layout: Layout) -> int:
-    """Id of the model's last layer that keeps anything."""
-    return max(*layout.geometry.kv_layers, *layout.geometry.gdn_layers)
 
 
 def in_pieces(kind: HostRecords, largest: int) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -17,13 +17,14 @@ class DeviceRecords:
     def __init__(self, arena: Arena, unit: Unit) -> None:
         record = arena.layout.page if unit is Unit.PAGE else arena.layout.checkpoint
         self.record_bytes = record.record_bytes
-        spans = record.spans()
-        self._parts: list[tuple[torch.Tensor, int, int]] = []
-        for plane in arena.of(unit):
-            size = plane.plane.layer_bytes
-            for layer, rows in enumerate(plane.record_rows()):
-                start = spans[plane.plane.name].offset + layer * size
-                self._parts.append((rows, start, start + size))
+        spans = record.layer_spans()
+        self._parts = [
+            (rows, span.offset, span.offset + span.size)
+            for plane in arena.of(unit)
+            for rows, span in zip(
+                plane.record_rows(), spans[plane.plane.name], strict=True
+            )
+        ]
         self._device = self._parts[0][0].device
 
     def read(self, indices: torch.Tensor) -> torch.Tensor:

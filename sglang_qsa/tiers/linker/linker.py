@@ -81,8 +81,7 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
             budget_bytes=options.budget_bytes,
         )
         self.forward_stream = forward_stream
-        layers = (*layout.geometry.kv_layers, *layout.geometry.gdn_layers)
-        self.layer_done_counter = LayerWiseLoadCounter(max(layers) + 1)
+        self.layer_done_counter = LayerWiseLoadCounter(layout.geometry.last_layer + 1)
         # The pool of states asks for it before it hands out n-gram and conv windows;
         # SGLang registers it with the K/V pool alone.
         params.req_to_token_pool.register_layer_transfer_counter(
