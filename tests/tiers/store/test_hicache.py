@@ -117,7 +117,7 @@ def test_pages_without_a_state_do_not_wait_for_others(
     tier = open_tier(tmp_path, pools)
     keys = [key_of(page) for page in range(5)]
     assert tier.backup(keys[:2], [10, 11], None)
-    assert tier.backup([key_of(page) for page in (30, 31)], [20, 21], 3)
+    assert tier.backup([key_of(page) for page in (30, 31)], [20, 21], None)
     assert not tier.backup(keys[2:], [12, 13, 14], 3, before=keys[:2])
     assert tier.found(keys) == 0
 
