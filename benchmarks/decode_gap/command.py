@@ -137,15 +137,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS)
     )
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--stream-tokens", type=int, default=4000, help="at most")
-    parser.add_argument("--prompt-tokens", type=int, default=32_768)
-    parser.add_argument("--prompts", type=int, default=5)
-    parser.add_argument("--restores", type=int, default=20)
+    parser.add_argument("--streams", type=_positive, default=8)
+    parser.add_argument("--stream-tokens", type=_positive, default=4000, help="at most")
+    parser.add_argument("--prompt-tokens", type=_positive, default=32_768)
+    parser.add_argument("--prompts", type=_positive, default=5)
+    parser.add_argument("--restores", type=_positive, default=20)
     parser.add_argument(
         "--prefill-tokens", type=int, default=0, help="of a cold prompt; 0: none"
     )
-    parser.add_argument("--host-gb", type=int, default=16)
+    parser.add_argument("--host-gb", type=_positive, default=16)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--tiny", action="store_true", help="the tiny model instead of real shapes"
@@ -153,6 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--note", default="", help="goes into the result as it is")
     parser.add_argument("flags", nargs="*", metavar="-- LAUNCH_SERVER_FLAGS")
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"found {text}; wanted 1 or more")
+    return int(text)
 
 
 def _run(

@@ -34,8 +34,8 @@ def _of_variant(found: Measured) -> dict[str, Any]:
     return {
         "quiet": _of_window(found.quiet),
         "restores": _of_window(found.restores),
-        "prefill": _of_window(found.prefill),
-        "restored_share": sum(restored) / len(restored) if restored else 0.0,
+        "prefill": None if found.prefill is None else _of_window(found.prefill),
+        "restored_share": sum(restored) / len(restored),
         "ttft_ms": spread([answer.seconds for answer in found.answers]),
         "prefill_s": found.prefill_s,
         "prefill_alone_s": found.prefill_alone_s,
@@ -50,9 +50,11 @@ def _of_window(window: Window) -> dict[str, Any]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Number, median, 99th percentile (interpolated) and maximum in milliseconds."""
-    if len(seconds) < 2:
-        return {"n": len(seconds), "p50": 0.0, "p99": 0.0, "max": 0.0}
+    """Number, median, 99th percentile (interpolated) and maximum in milliseconds.
+
+    Args:
+        seconds: two at least.
+    """
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     return {
         "n": len(seconds),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +20,8 @@ STREAM_PROMPT_TOKENS = 500
 WARM_UPS = 2
 QUIET_S = 2.0
 PAUSE_S = 0.3
+LEAST_GAPS = 2
+"""For a median and a percentile."""
 _AFTER_S = 0.2
 """After an answer: backups go on for a while."""
 
@@ -37,24 +39,24 @@ class Workload:
     """Of one cold prompt; 0 sends none."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Window:
     """A stretch of time and the gaps between tokens that end in it, in seconds."""
 
-    client_s: list[float] = field(default_factory=list)
+    client_s: list[float]
     """Between chunks of one stream, as they arrived; all streams."""
-    scheduler_s: list[float] = field(default_factory=list)
+    scheduler_s: list[float]
     """Between results of decode steps in the scheduler."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
     """One server under one workload."""
 
     quiet: Window
     """Streams alone."""
     restores: Window
-    prefill: Window
+    prefill: Window | None
     answers: list[Generation]
     """To prompts that came again."""
     prefill_s: float | None
@@ -69,7 +71,8 @@ def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Me
     Args:
         steps: what `probe/step_times` writes for this server.
     Raises:
-        RuntimeError: a stream ended early. OSError: a request failed.
+        RuntimeError: a stream ended early, or too few tokens came in a window.
+        OSError: a request failed.
     """
     prompts = [prompt(workload.prompt_tokens + n) for n in range(workload.prompts)]
     tails = [prompt(TAIL_TOKENS + n) for n in range(workload.restores + WARM_UPS)]
@@ -109,12 +112,12 @@ def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Me
         alone_s = generate(url, cold, max_new_tokens=1).seconds
     of_scheduler = array("d", steps.read_bytes()).tolist()
     windows = {
-        name: _window(span, streams, of_scheduler) for name, span in spans.items()
+        name: _window(name, span, streams, of_scheduler) for name, span in spans.items()
     }
     return Measured(
         quiet=windows["quiet"],
         restores=windows["restores"],
-        prefill=windows.get("prefill", Window()),
+        prefill=windows.get("prefill"),
         answers=answers,
         prefill_s=prefill_s,
         prefill_alone_s=alone_s,
@@ -122,11 +125,19 @@ def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Me
 
 
 def _window(
-    span: tuple[float, float], streams: Sequence[Stream], steps: Sequence[float]
+    name: str,
+    span: tuple[float, float],
+    streams: Sequence[Stream],
+    steps: Sequence[float],
 ) -> Window:
-    window = Window(scheduler_s=gaps(steps, span))
-    for stream in streams:
-        window.client_s += gaps(stream.times_s, span)
+    client_s = [gap for stream in streams for gap in gaps(stream.times_s, span)]
+    window = Window(client_s, gaps(steps, span))
+    for place, found in (("client", client_s), ("scheduler", window.scheduler_s)):
+        if len(found) < LEAST_GAPS:
+            raise RuntimeError(
+                f"found {len(found)} gaps between tokens at the {place} ({name}); "
+                f"wanted at least {LEAST_GAPS}; raise --streams or --restores"
+            )
     return window
 
 

@@ -63,7 +63,10 @@ class Stream:
                     return
                 if line.startswith(b"data: {"):
                     self.times_s.append(time.perf_counter())
-            self.error = "it ended before the schedule did"
+            self.error = (
+                "found an end before that of the schedule; wanted it to go on; raise "
+                "--stream-tokens"
+            )
         except (OSError, http.client.HTTPException) as error:
             self.error = str(error)
         finally:
@@ -93,7 +96,10 @@ def streaming(
         while any(len(stream.times_s) < BEGUN_TOKENS for stream in running):
             check(running)
             if time.monotonic() > deadline:
-                raise RuntimeError(f"streams did not begin within {TIMEOUT_S:.0f} s")
+                raise RuntimeError(
+                    f"found streams that have not begun after {TIMEOUT_S:.0f} s; wanted "
+                    f"{streams} that decode; see the server's log, or lower --streams"
+                )
             time.sleep(0.05)
         yield running
         check(running)

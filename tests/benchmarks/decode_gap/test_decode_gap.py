@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks.decode_gap.command import main
 from benchmarks.decode_gap.report import as_markdown, as_result, spread
-from benchmarks.decode_gap.schedule import Measured, Window, Workload, gaps
+from benchmarks.decode_gap.schedule import Measured, Window, Workload, _window, gaps
 from sglang_qsa.demo.client import Generation
 
 SMALL = [
@@ -25,13 +27,21 @@ def answer(host_tokens: int) -> Generation:
 
 def measured(gap_s: float, host_tokens: int) -> Measured:
     window = Window([gap_s] * 3, [gap_s] * 3)
-    return Measured(window, window, Window(), [answer(host_tokens)] * 2, None, None)
+    return Measured(window, window, None, [answer(host_tokens)] * 2, None, None)
 
 
 def test_gaps_end_in_the_span() -> None:
     times = [0.0, 1.0, 1.5, 4.0, 9.0]
     assert gaps(times, (1.0, 4.0)) == [1.0, 0.5, 2.5]
     assert gaps(times, (10.0, 11.0)) == []
+
+
+def test_too_few_tokens_are_no_figure() -> None:
+    streams: list[Any] = [SimpleNamespace(times_s=[0.0, 1.0, 2.0])]
+    window = _window("quiet", (0.5, 3.0), streams, [0.0, 1.0, 2.0])
+    assert (window.client_s, window.scheduler_s) == ([1.0, 1.0], [1.0, 1.0])
+    with pytest.raises(RuntimeError, match=r"found 1 gaps .* at the scheduler"):
+        _window("quiet", (0.5, 3.0), streams, [0.0, 1.0])
 
 
 def test_spread() -> None:
@@ -53,6 +63,13 @@ def test_what_host_memory_adds_is_the_difference() -> None:
     machine = {"gpu": "", "cpu": "x", "versions": {"sglang": "1", "torch": "2"}}
     facts = {"machine": machine | {"commit": "abc"}, "note": ""}
     assert "client +2.00 ms, scheduler +2.00 ms" in as_markdown(facts | result)
+
+
+def test_nothing_to_restore(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(tmp_path / "out"), "--restores", "0"])
+    assert ended.value.code == 2
+    assert "--restores: found 0; wanted 1 or more" in capsys.readouterr().err
 
 
 def test_prompts_that_the_device_would_keep(
