@@ -97,8 +97,8 @@ def streaming(
             check(running)
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"found streams that have not begun after {TIMEOUT_S:.0f} s; wanted "
-                    f"{streams} that decode; see the server's log, or lower --streams"
+                    f"found streams not begun after {TIMEOUT_S:.0f} s; wanted {streams} "
+                    "that decode; see the server's log, or lower --streams"
                 )
             time.sleep(0.05)
         yield running
