@@ -97,7 +97,7 @@ def streaming(
             check(running)
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"found streams not begun after {TIMEOUT_S:.0f} s; wanted {streams} "
+                    f"found streams not begun in {TIMEOUT_S:.0f} s; wanted {streams} "
                     "that decode; see the server's log, or lower --streams"
                 )
             time.sleep(0.05)
