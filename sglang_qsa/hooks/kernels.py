@@ -57,6 +57,7 @@ def _install_once(gpu_id: int) -> None:
 
     if chosen["topk"]:
         _wrap(TOPK, qsa_ops.fast_topk)
+        qsa_ops.warm_up(device)
     if chosen["score"]:
         _wrap(SCORE_ROWS, qsa_ops.forward_of_indexer)
         bind(SCORE, qsa_ops.select_decode_tokens)

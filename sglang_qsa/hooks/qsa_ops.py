@@ -20,8 +20,32 @@ from sglang_qsa_kernels.topk import SELECTED_BLOCKS, topk
 _READABLE = (torch.bfloat16, torch.float8_e4m3fn)
 """K and V that `sparse_decode` reads in place."""
 
+_DIRECT = SELECTED_BLOCKS * MAXIMA_GROUP
+"""Blocks of the longest row that is selected from without maxima."""
+PREFILL_WIDTHS = (
+    SELECTED_BLOCKS,
+    SELECTED_BLOCKS + 1,
+    2 * _DIRECT,
+    2 * _DIRECT - 1,
+    _DIRECT + MAXIMA_GROUP,
+    _DIRECT + 1,
+)
+"""Of scores: each combination of strides that are multiples of 16 and others."""
+
 _rows_per_request = 1
 """Of the forward that runs now; a scheduler process runs one at a time."""
+
+
+def warm_up(device: torch.device) -> None:
+    """Compile the selection of prefills for all widths that they have.
+
+    Triton compiles anew where a stride of scores or of their maxima is a multiple of 16
+    or not, and for rows of more than 8,192 blocks. Left to the first prefill of each
+    kind, every compile would stop a server for seconds.
+    """
+    row = torch.zeros(1, dtype=torch.int32, device=device)
+    for width in PREFILL_WIDTHS:
+        topk(torch.empty((1, width), device=device), row, row)
 
 
 def fast_topk(

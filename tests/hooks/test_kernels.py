@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("sglang_runtime")
 def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Every binding is upstream's before and after; no GPU is asked for its name."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "a GPU")
+    monkeypatch.setattr(qsa_ops, "warm_up", lambda _device: None)
     for op in ("TOPK", "SCORE", "SPARSE_DECODE"):
         monkeypatch.setenv(f"SGLANG_QSA_KERNEL_{op}", "auto")
     found = {binding.id: pkgutil.resolve_name(binding.target) for binding in BINDINGS}
@@ -89,6 +90,32 @@ def test_auto_is_the_default(
         monkeypatch.delenv(f"SGLANG_QSA_KERNEL_{op}")
     kernels.install(runner())
     assert bound(originals) == {binding.id for binding in BINDINGS}
+
+
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_the_selection_is_compiled_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    devices: list[torch.device] = []
+    measured(monkeypatch, answer=True)
+    monkeypatch.setattr(qsa_ops, "warm_up", devices.append)
+    monkeypatch.setenv("SGLANG_QSA_KERNEL_TOPK", switch)
+    kernels.install(runner())
+    assert devices == ([torch.device("cuda", 0)] if switch == "on" else [])
+
+
+def test_every_combination_of_strides_is_compiled() -> None:
+    """As `topk` lays out maxima: a value for every 16 blocks of rows above 8,192."""
+
+    def special(stride: int) -> bool:
+        return stride % 16 == 0
+
+    found = {
+        (special(width), special(-(-width // 16)) if width > 8192 else None)
+        for width in qsa_ops.PREFILL_WIDTHS
+    }
+    long_rows = {(a, b) for a in (True, False) for b in (True, False)}
+    assert found == long_rows | {(True, None), (False, None)}
 
 
 def test_all_off_binds_nothing(
