@@ -11,7 +11,6 @@ scorer's test is green on this GPU.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from benchmarks.kernels.timing import (
     header,
     input_sets,
     interleaved,
+    publish,
     require_green,
 )
 from sglang_qsa_kernels.score.cases import PAGE_SIZE, RATIO, Inputs, inputs, long_case
@@ -133,11 +133,7 @@ def main() -> None:
         "copy_gb_per_s": copy_rate(),
         "shapes": [measure(*shape) for shape in SHAPES],
     }
-    if arguments.out:
-        text = json.dumps(result, indent=1) + "\n"
-        arguments.out.with_suffix(".json").write_text(text, encoding="utf-8")
-        arguments.out.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
-    print(markdown(result))
+    publish(arguments.out, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Nothing is printed unless the op's test is green on this GPU.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from benchmarks.kernels.timing import (
     header,
     input_sets,
     interleaved,
+    publish,
     require_green,
 )
 from sglang_qsa_kernels.quant_write import (
@@ -157,11 +157,7 @@ def main() -> None:
             for tokens in TOKENS
         ],
     }
-    if arguments.out:
-        text = json.dumps(result, indent=1) + "\n"
-        arguments.out.with_suffix(".json").write_text(text, encoding="utf-8")
-        arguments.out.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
-    print(markdown(result))
+    publish(arguments.out, result, markdown(result))
 
 
 if __name__ == "__main__":

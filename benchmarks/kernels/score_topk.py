@@ -10,7 +10,6 @@ on this GPU and our selection at each measured shape is that of a stable sort.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from benchmarks.kernels.timing import (
     header,
     input_sets,
     interleaved,
+    publish,
     require,
     require_green,
 )
@@ -166,11 +166,7 @@ def main() -> None:
             for requests, tokens in SHAPES
         ],
     }
-    if arguments.out:
-        text = json.dumps(result, indent=1) + "\n"
-        arguments.out.with_suffix(".json").write_text(text, encoding="utf-8")
-        arguments.out.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
-    print(markdown(result))
+    publish(arguments.out, result, markdown(result))
 
 
 if __name__ == "__main__":

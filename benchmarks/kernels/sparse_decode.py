@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -153,9 +152,7 @@ def main() -> None:
         "copy_gb_per_s": timing.copy_rate(),
         "times": [measure(case) for case in MEASURED],
     }
-    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / f"{NAME}.md").write_text(table(result))
-    print(table(result))
+    timing.publish(out / NAME, result, table(result))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Figures may only be printed after `require_green`.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -148,6 +149,15 @@ def header() -> dict[str, Any]:
         "method": "median of CUDA-graph replays, contenders interleaved, inputs "
         f"rotated over at least {COLD_FACTOR} x L2 where memory allows",
     }
+
+
+def publish(out: Path | None, result: Mapping[str, Any], table: str) -> None:
+    """Print the table; with `out`, a path without suffix, write result and table."""
+    if out is not None:
+        text = json.dumps(result, indent=1) + "\n"
+        out.with_suffix(".json").write_text(text, encoding="utf-8")
+        out.with_suffix(".md").write_text(table, encoding="utf-8")
+    print(table)
 
 
 def _event() -> torch.cuda.Event:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -177,9 +176,7 @@ def main() -> None:
         "times": [measure(case) for case in shapes()],
         "wrong_blocks": wrong_blocks(topk, upstream(), DEVICE),
     }
-    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / f"{NAME}.md").write_text(table(result))
-    print(table(result))
+    timing.publish(out / NAME, result, table(result))
 
 
 if __name__ == "__main__":

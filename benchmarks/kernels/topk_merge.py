@@ -6,7 +6,6 @@ python -m benchmarks.kernels.topk_merge --out benchmarks/results
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -94,9 +93,7 @@ def main() -> None:
     test = timing.require_green(TEST)
     times = [measure(case) for case in MEASURED]
     result = {"header": timing.header(), "test": test, "times": times}
-    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / f"{NAME}.md").write_text(table(result))
-    print(table(result))
+    timing.publish(out / NAME, result, table(result))
 
 
 if __name__ == "__main__":
