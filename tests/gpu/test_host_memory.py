@@ -11,7 +11,7 @@ from benchmarks.host_pools import is_page_plane
 from benchmarks.host_server import Server, assert_same, prompt
 from sglang_qsa.arena import open_arena
 from tests.pools import PAGE_TOKENS, small_layout
-from tests.tiers.host.server import serving
+from tests.tiers.host.server import assert_comes_back_elsewhere, serving
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sglang_runtime")]
 
@@ -31,16 +31,7 @@ def device() -> None:
 @pytest.mark.parametrize("pages", [1, 3, 17, 64])
 def test_every_plane_comes_back_elsewhere(pages: int, policy: str, draft: bool) -> None:
     with serving(draft=draft, policy=policy, device="cuda") as server:
-        wanted = server.prefill(prompt(pages), seed=pages)
-        server.back_up()
-        server.evict()
-        server.wipe()
-        server.rows(3 * PAGE_TOKENS)
-        server.slot()
-        loaded, req = server.load(prompt(pages))
-        assert loaded == pages * PAGE_TOKENS
-        assert_same(server.served(prompt(pages)), wanted)
-        assert_same(server.state_of(req), {n: wanted[n] for n in server.state_of(req)})
+        assert_comes_back_elsewhere(server, pages)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
     PoolHitPolicy,
     PoolName,
@@ -16,6 +17,23 @@ from sglang.srt.mem_cache.hicache_storage import (
 from tests.pools import PAGE_TOKENS
 
 POISON = 0xA5
+
+
+def config_of(extra: dict[str, Any]) -> Any:
+    """HiCache's configuration of one rank."""
+    return HiCacheStorageConfig(
+        tp_rank=0,
+        tp_size=1,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=False,
+        enable_storage_metrics=False,
+        is_page_first_layout=False,
+        model_name="model",
+        extra_config=extra,
+    )
 
 
 def key_of(page: int) -> str:

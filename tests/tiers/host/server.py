@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.host_server import Server
+from benchmarks.host_server import Server, assert_same, prompt
 from sglang_qsa.hooks import active
-from tests.pools import build_pools, small_layout
+from tests.pools import PAGE_TOKENS, build_pools, small_layout
 
 
 @contextmanager
@@ -28,3 +28,19 @@ def serving(**options: Any) -> Iterator[Server]:
         yield server
     finally:
         active.identify(None)
+
+
+def assert_comes_back_elsewhere(server: Server, pages: int) -> None:
+    """A prefix through backup, eviction, poison and load: to its node and to the
+    request that asked, in other pages and slots."""
+    wanted = server.prefill(prompt(pages), seed=1)
+    server.back_up()
+    server.evict()
+    server.wipe()
+    server.rows(3 * PAGE_TOKENS)
+    server.slot()
+    loaded, req = server.load(prompt(pages))
+    assert loaded == pages * PAGE_TOKENS
+    assert_same(server.served(prompt(pages)), wanted)
+    state = server.state_of(req)
+    assert_same(state, {name: wanted[name] for name in state})

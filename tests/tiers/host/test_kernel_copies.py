@@ -17,8 +17,7 @@ import torch
 from benchmarks.host_server import POISON, assert_same, prompt
 from sglang_qsa.tiers.host import engine, kernel_copies, strategy
 from sglang_qsa.tiers.host.kernel_copies import KernelCopies
-from tests.pools import PAGE_TOKENS
-from tests.tiers.host.server import serving
+from tests.tiers.host.server import assert_comes_back_elsewhere, serving
 
 pytestmark = pytest.mark.usefixtures("sglang_runtime")
 
@@ -65,17 +64,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pages", [2, 64])
 def test_every_plane_comes_back_elsewhere(pages: int, draft: bool) -> None:
     with serving(draft=draft) as server:
-        wanted = server.prefill(prompt(pages), seed=1)
-        server.back_up()
-        server.evict()
-        server.wipe()
-        server.rows(3 * PAGE_TOKENS)
-        server.slot()
-        loaded, req = server.load(prompt(pages))
-        assert loaded == pages * PAGE_TOKENS
-        assert_same(server.served(prompt(pages)), wanted)
-        state = server.state_of(req)
-        assert_same(state, {name: wanted[name] for name in state})
+        assert_comes_back_elsewhere(server, pages)
 
 
 def test_many_prefixes_in_one_submission() -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.host_server import assert_same, prompt
 from sglang_qsa.tiers.host.engine import RecordController
 from tests.pools import PAGE_TOKENS, small_layout
-from tests.tiers.host.server import serving
+from tests.tiers.host.server import assert_comes_back_elsewhere, serving
 
 pytestmark = pytest.mark.usefixtures("sglang_runtime")
 
@@ -19,17 +19,7 @@ pytestmark = pytest.mark.usefixtures("sglang_runtime")
 def test_every_plane_comes_back_elsewhere(pages: int, draft: bool) -> None:
     """To the node and to the request that asked, in other pages and slots."""
     with serving(draft=draft) as server:
-        wanted = server.prefill(prompt(pages), seed=1)
-        server.back_up()
-        server.evict()
-        server.wipe()
-        server.rows(3 * PAGE_TOKENS)
-        server.slot()
-        loaded, req = server.load(prompt(pages))
-        assert loaded == pages * PAGE_TOKENS
-        assert_same(server.served(prompt(pages)), wanted)
-        state = server.state_of(req)
-        assert_same(state, {name: wanted[name] for name in state})
+        assert_comes_back_elsewhere(server, pages)
 
 
 def test_counted_bytes_are_those_that_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from sglang_qsa.tiers.zero_copy import register_backends
 from tests.hosts import host_pools
 from tests.mooncake import MooncakeMaster, MooncakeMemory, client_config
 from tests.pools import small_layout
-from tests.tiers.calls import POISON, Tier, assert_same, key_of
+from tests.tiers.calls import POISON, Tier, assert_same, config_of, key_of
 
 pytest.importorskip("mooncake.store", exc_type=ImportError)
 
@@ -45,32 +45,15 @@ def master(tmp_path: Path) -> Iterator[MooncakeMaster]:
             yield master
 
 
-def config(master: MooncakeMaster) -> Any:
-    """HiCache's configuration of one rank."""
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
-
-    return HiCacheStorageConfig(
-        tp_rank=0,
-        tp_size=1,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
-        is_mla_model=False,
-        enable_storage_metrics=False,
-        is_page_first_layout=False,
-        model_name="model",
-        extra_config=client_config(master),
-    )
-
-
 def open_tier(master: MooncakeMaster, pools: dict[str, Any]) -> Tier:
     """A server process, with what SGLang's factory builds for `mooncake`."""
     from sglang.srt.mem_cache.storage import StorageBackendFactory
 
     register_backends()
     return Tier(
-        StorageBackendFactory.create_backend("mooncake", config(master), pools["kv"]),
+        StorageBackendFactory.create_backend(
+            "mooncake", config_of(client_config(master)), pools["kv"]
+        ),
         pools,
     )
 
@@ -127,7 +110,10 @@ def test_case_29_stock_stores_no_checkpoint(
     from sglang.srt.mem_cache.storage.mooncake_store import mooncake_store
 
     pools = host_pools(1, stock=True)
-    stock = Tier(mooncake_store.MooncakeStore(config(master), pools["kv"]), pools)
+    stock = Tier(
+        mooncake_store.MooncakeStore(config_of(client_config(master)), pools["kv"]),
+        pools,
+    )
     with pytest.raises(NotImplementedError, match="slot side states"):
         stock.backup(KEYS, SOURCE, 3)
     assert not master.object_names()

@@ -13,7 +13,7 @@ from sglang_qsa.hooks import active
 from sglang_qsa.tiers.zero_copy import register_backends
 from tests.hosts import host_pools
 from tests.pools import small_layout
-from tests.tiers.calls import POISON, Tier, assert_same, key_of
+from tests.tiers.calls import POISON, Tier, assert_same, config_of, key_of
 
 pytest.importorskip("nixl._api", exc_type=ImportError)
 
@@ -42,24 +42,11 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def open_tier(pools: dict[str, Any], *, ours: bool = True) -> Tier:
     """A server process, with what SGLang's factory builds for `nixl`."""
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.storage import StorageBackendFactory
     from sglang.srt.mem_cache.storage.nixl.hicache_nixl import HiCacheNixl
 
     register_backends()
-    config = HiCacheStorageConfig(
-        tp_rank=0,
-        tp_size=1,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
-        is_mla_model=False,
-        enable_storage_metrics=False,
-        is_page_first_layout=False,
-        model_name="model",
-        extra_config=EXTRA,
-    )
+    config = config_of(EXTRA)
     if not ours:
         return Tier(HiCacheNixl(config), pools)
     backend = StorageBackendFactory.create_backend("nixl", config, pools["kv"])
