@@ -87,7 +87,8 @@ class KernelCopies:
         return KernelPlan(self._most, self._device)
 
     def _free_plan(self) -> KernelPlan:
-        """The oldest, or one more: nothing waits for a submission that is under way."""
+        """The oldest, or one more where all are under way: pinning its table takes the
+        scheduler a moment, waiting for a copy would take it longer."""
         if self._plans[0].ended.query():
             return self._plans.popleft()
         return self._new_plan()
