@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from sglang_qsa.tiers.host.engine import Copies, RecordController, part_ends
 from sglang_qsa.tiers.host.pools import PlanePool, RecordPool
 from sglang_qsa.tiers.host.reference import ReferenceCopies
 from sglang_qsa.tiers.host.strips import HostRecords, strips_of
+
+logger = logging.getLogger(__name__)
 
 _GB = 10**9
 
@@ -111,6 +114,14 @@ def host_budget(arena: Arena) -> HostBudget:
         pages = int((arena.pages - 1) * memory.hicache_ratio)
         budget = split_ratio(arena.layout, pages, tokens)
     check_memory(budget, host_memory_budget_bytes())
+    logger.info(
+        "sglang_qsa: host memory for %d pages (%d tokens) and %d checkpoints, one for "
+        "%d tokens (host_tokens_per_checkpoint; shorter prompts want less)",
+        budget.pages,
+        budget.pages * arena.layout.geometry.page_tokens,
+        budget.checkpoints,
+        tokens,
+    )
     return budget
 
 
