@@ -121,6 +121,16 @@ def prompts(
     }
 
 
+def template() -> tuple[str, str]:
+    """What stands before and after a problem in a prompt without worked examples."""
+    prompt = _module("evals._prompts")
+    rendered = prompt.render_prompt(
+        prompt.resolve_prompt("math"), problem="\0", few_shot_examples=[]
+    )
+    before, _, after = rendered.partition("\0")
+    return before, after
+
+
 def grader() -> Grade:
     """The harness's own: the last `\\boxed{}` must equal the expected answer."""
     evaluator = _module("_vendored.nemo_skills.evaluator.math").MathEvaluator({})

@@ -199,28 +199,12 @@ def _replace(fresh: Path, directory: Path) -> None:
             raise
 
 
-def _write_files(directory: Path) -> None:
-    directory.mkdir(parents=True)
-    _write_model(directory)
-    _write_tokenizer(directory)
-    files = {
-        "generation_config.json": {"eos_token_id": 1, "pad_token_id": 0},
-        "preprocessor_config.json": _PROCESSOR_CONFIG
-        | {"image_processor_type": "Qwen2VLImageProcessorFast"},
-        "video_preprocessor_config.json": _PROCESSOR_CONFIG
-        | {"video_processor_type": "Qwen3VLVideoProcessor"},
-        _STAMP_NAME: {"digest": _digest()},
-    }
-    for name, content in files.items():
-        (directory / name).write_text(json.dumps(content, indent=1))
+def model_config(**text: Any) -> Any:
+    """The `Qwen4ExpConfig` of transformers, with changes to its text part."""
+    from transformers import Qwen4ExpConfig
 
-
-def _write_model(directory: Path) -> None:
-    import torch
-    from transformers import Qwen4ExpConfig, Qwen4ExpForConditionalGeneration
-
-    config = Qwen4ExpConfig(
-        text_config=_TEXT_CONFIG,
+    return Qwen4ExpConfig(
+        text_config=_TEXT_CONFIG | text,
         vision_config=_VISION_CONFIG,
         image_token_id=_SPECIAL_TOKENS["<|image_pad|>"],
         video_token_id=_SPECIAL_TOKENS["<|video_pad|>"],
@@ -229,7 +213,35 @@ def _write_model(directory: Path) -> None:
         tie_word_embeddings=False,
         architectures=["Qwen4ExpForConditionalGeneration"],
     )
-    model = Qwen4ExpForConditionalGeneration(config).to(torch.bfloat16)
+
+
+def write_companions(directory: Path) -> None:
+    """What a server reads beside `model_config` and weights: tokenizer, processors."""
+    _write_tokenizer(directory)
+    files = {
+        "generation_config.json": {"eos_token_id": 1, "pad_token_id": 0},
+        "preprocessor_config.json": _PROCESSOR_CONFIG
+        | {"image_processor_type": "Qwen2VLImageProcessorFast"},
+        "video_preprocessor_config.json": _PROCESSOR_CONFIG
+        | {"video_processor_type": "Qwen3VLVideoProcessor"},
+    }
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content, indent=1))
+
+
+def _write_files(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    _write_model(directory)
+    write_companions(directory)
+    stamp = json.dumps({"digest": _digest()}, indent=1)
+    (directory / _STAMP_NAME).write_text(stamp)
+
+
+def _write_model(directory: Path) -> None:
+    import torch
+    from transformers import Qwen4ExpForConditionalGeneration
+
+    model = Qwen4ExpForConditionalGeneration(model_config()).to(torch.bfloat16)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_weight(name, tuple(parameter.shape)))
