@@ -73,14 +73,14 @@ METRICS = (
         "sglang_qsa_transfer_bytes_total",
         "counter",
         "Bytes of records between the device and an external tier by direction (load, "
-        "offload; LMCache: load).",
+        "offload).",
         ("store", "direction"),
     ),
     Metric(
         "sglang_qsa_transfer_seconds_total",
         "counter",
-        "Seconds in which a thread of the linker loaded or offloaded, by direction, "
-        "the wait for the device included.",
+        "Seconds of loads and offloads by direction, the wait for the device included "
+        "(linker: of its thread; LMCache: from hand-over to the daemon's answer).",
         ("store", "direction"),
     ),
     Metric(

@@ -29,12 +29,12 @@ from sglang_qsa import metrics
 from sglang_qsa.config import QsaConfig
 from sglang_qsa.errors import StoreUnavailable, refusal
 from sglang_qsa.tiers.lmcache.breaker import Breaker
+from sglang_qsa.tiers.lmcache.counts import STORE, Transfers
 from sglang_qsa.tiers.lmcache.health import HealthMonitor
 from sglang_qsa.tiers.lmcache.quarantine import RetrieveUnsettled
 
 logger = logging.getLogger(__name__)
 
-_STORE = "lmcache"
 _RPC_ERRORS = (LMCacheTimeoutError, RuntimeError, ValueError, OSError)
 """What a future of lmcache 0.5.6 raises: no answer, a failed transport, a reply
 that does not decode, an event that cannot be imported."""
@@ -60,6 +60,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
                     "raise register_timeout_s",
                 )
             ) from error
+        self._transfers = Transfers(self._sglang_kv_adapter.arena.layout)
         self.health = HealthMonitor(
             ping=self._answers,
             register=self._register_again,
@@ -138,7 +139,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
     ) -> LMCacheLookupOperation:
         """Ask for a prefix; while the daemon is in doubt the answer is a miss."""
         if not self.usable:
-            metrics.count("sglang_qsa_lookups_total", store=_STORE, result="closed")
+            metrics.count("sglang_qsa_lookups_total", store=STORE, result="closed")
             return LMCacheLookupOperation(
                 request_id=request_id,
                 token_ids=token_ids,
@@ -174,7 +175,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
             return None
         self._lookup_deadlines.pop(operation.request_id, None)
         result = "timeout" if late else "hit" if hit else "miss"
-        metrics.count("sglang_qsa_lookups_total", store=_STORE, result=result)
+        metrics.count("sglang_qsa_lookups_total", store=STORE, result=result)
         return int(hit)
 
     def _release_unseen_locks(self, operation: LMCacheLookupOperation) -> None:
@@ -196,6 +197,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
     ) -> LMCacheLoadOperation:
         load = super().submit_load(operation, *args, **kwargs)
         self._track(load)
+        self._transfers.started(load)
         return load
 
     def prepare_load_on_stream(
@@ -212,7 +214,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         """
         answer = self._wait(operation, lambda f, t: f.wait_on_stream(stream, timeout=t))
         if self._sync_success(answer is True):
-            self._count_load(operation.end - operation.local_hit_tokens)
+            self._transfers.loaded(operation.end - operation.local_hit_tokens)
             return True
         # Closed at once on every rank: the next request of this scheduling pass
         # must not wait for the same daemon.
@@ -228,7 +230,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         all_settled = self._sync_success(settled)
         metrics.count(
             "sglang_qsa_loads_total",
-            store=_STORE,
+            store=STORE,
             result="rejected" if all_settled else "timeout",
         )
         if not all_settled:
@@ -238,16 +240,14 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         operation.result = False
         return False
 
-    def _count_load(self, tokens: int) -> None:
-        """One that was accepted: the pages of `tokens`, and a checkpoint."""
-        layout = self._sglang_kv_adapter.arena.layout
-        pages = tokens // layout.geometry.page_tokens
-        moved = pages * layout.page_bytes + layout.checkpoint_bytes
-        metrics.count("sglang_qsa_loads_total", store=_STORE, result="ok")
-        metrics.count("sglang_qsa_loaded_tokens_total", tokens, store=_STORE)
-        metrics.count(
-            "sglang_qsa_transfer_bytes_total", moved, store=_STORE, direction="load"
-        )
+    def complete_load(
+        self, operation: LMCacheLoadOperation, *, synchronize: bool = True
+    ) -> bool:
+        seen_before = operation.result is not None
+        loaded = bool(super().complete_load(operation, synchronize=synchronize))
+        if not seen_before:
+            self._transfers.ended(operation, "load")
+        return loaded
 
     def _wait(self, operation: LMCacheLoadOperation, how: Any) -> bool | None:
         """The daemon's answer, or None when there was none in time."""
@@ -261,13 +261,13 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
             return None
         finally:
             waited_s = time.perf_counter() - started
-            metrics.count("sglang_qsa_stall_seconds_total", waited_s, store=_STORE)
+            metrics.count("sglang_qsa_stall_seconds_total", waited_s, store=STORE)
 
     # -- store -------------------------------------------------------------
 
     def submit_store(self, *args: Any, **kwargs: Any) -> LMCacheStoreOperation | None:
         if not self.usable:
-            metrics.count("sglang_qsa_stores_total", store=_STORE, result="closed")
+            metrics.count("sglang_qsa_stores_total", store=STORE, result="closed")
             return None
         return self.submit_unguarded_store(*args, **kwargs)
 
@@ -276,7 +276,10 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
     ) -> bool:
         stored = bool(super().complete_store(operation, synchronize=synchronize))
         result = "ok" if stored else "failed"
-        metrics.count("sglang_qsa_stores_total", store=_STORE, result=result)
+        metrics.count("sglang_qsa_stores_total", store=STORE, result=result)
+        self._transfers.ended(operation, "offload")
+        if stored:
+            self._transfers.moved(operation.end - operation.start, "offload")
         if not stored:
             # A daemon that was replaced rejects stores of an unknown server.
             self.health.suspect(f"store for {operation.request_id} failed")
@@ -364,6 +367,7 @@ class QsaConnector(UnifiedLMCacheMPConnector):  # type: ignore[misc]
         )
         if operation is not None:
             self._track(operation)
+            self._transfers.started(operation)
         return operation
 
     def block_indices(

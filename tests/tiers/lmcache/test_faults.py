@@ -134,6 +134,28 @@ def test_frozen_at_retrieve(daemon: LMCacheDaemon, hasty: Rank) -> None:
     assert loaded == 2 * layout.page_bytes + layout.checkpoint_bytes
 
 
+def test_bytes_and_seconds_of_both_directions(hasty: Rank) -> None:
+    names = [
+        (f"sglang_qsa_transfer_{unit}_total", direction)
+        for direction in ("offload", "load")
+        for unit in ("bytes", "seconds")
+    ]
+
+    def counts() -> list[float]:
+        return [value(name, direction=direction) for name, direction in names]
+
+    before = counts()
+    tokens = [token + 2 for token in TOKENS]
+    hasty.store("timed", tokens, pages=[3, 7], slot=1)
+    assert hasty.resume(Request("timed again"), [*tokens, 0]) == len(tokens)
+    scheduled(hasty, lambda: counts()[3] > before[3], "the end of the load")
+    grown = [now - then for now, then in zip(counts(), before, strict=True)]
+    layout = hasty.connector._sglang_kv_adapter.arena.layout
+    assert grown[0] == grown[2] == 2 * layout.page_bytes + layout.checkpoint_bytes
+    assert 0 < grown[1] < 10
+    assert 0 < grown[3] < 10
+
+
 def test_frozen_at_retrieve_costs_one_time_out(
     daemon: LMCacheDaemon, hasty: Rank
 ) -> None:
