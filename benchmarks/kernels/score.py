@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from benchmarks.kernels.timing import (
     publish,
     require,
     require_green,
+    version_of,
 )
 from sglang_qsa_kernels.score import HEAD_DIM, HEADS, score
 from sglang_qsa_kernels.score.cases import (
@@ -202,13 +202,6 @@ def measure(
     }
 
 
-def tilelang_version() -> str:
-    try:
-        return metadata.version("tilelang")
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def markdown(result: dict[str, Any]) -> str:
     machine, copy = result["machine"], result["copy_gb_per_s"]
     versions = machine["versions"]
@@ -271,7 +264,7 @@ def main() -> None:
     test = require_green("tests/kernels/test_score.py")
     result: dict[str, Any] = {
         "machine": header(),
-        "tilelang": tilelang_version(),
+        "tilelang": version_of("tilelang"),
         "test": test,
         "copy_gb_per_s": copy_rate(),
         "tiles": {

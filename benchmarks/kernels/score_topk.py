@@ -1,4 +1,4 @@
-"""Scores and their selection: our pair of kernels beside upstream's pair.
+"""Scores and their selection: our pair of kernels beside upstream's two.
 
     python -m benchmarks.kernels.score_topk --out benchmarks/results/NAME
 
@@ -22,7 +22,6 @@ from benchmarks.kernels.score import (
     KEY_BYTES,
     SHAPES,
     K,
-    tilelang_version,
     upstream_calls,
 )
 from benchmarks.kernels.timing import (
@@ -30,11 +29,14 @@ from benchmarks.kernels.timing import (
     header,
     input_sets,
     interleaved,
+    median,
     publish,
+    ratio,
     require,
     require_green,
+    version_of,
 )
-from benchmarks.kernels.topk import Select, upstream
+from benchmarks.kernels.topk import Select, flashinfer, upstream
 from sglang_qsa_kernels.score import MAXIMA_GROUP, score
 from sglang_qsa_kernels.score.cases import (
     PAGE_SIZE,
@@ -49,6 +51,7 @@ from sglang_qsa_kernels.topk import SELECTED_BLOCKS, topk
 from sglang_qsa_kernels.topk.reference import topk_reference
 
 TESTS = ("tests/kernels/test_score.py", "tests/kernels/test_topk.py")
+UPSTREAM, INVARIANT = "upstream", "upstream, flashinfer"
 
 
 def ours(given: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,8 +84,8 @@ def our_calls(sets: list[Inputs]) -> list[Call]:
     return [call(given) for given in sets]
 
 
-def their_calls(sets: list[Inputs], select: Select) -> list[Call]:
-    """SGLang's scorer, then its selection."""
+def their_calls(sets: list[Inputs], scorers: list[Call], select: Select) -> list[Call]:
+    """SGLang's scorer, then a selection."""
 
     def call(scorer: Call, lengths: torch.Tensor) -> Call:
         def both() -> torch.Tensor:
@@ -92,15 +95,16 @@ def their_calls(sets: list[Inputs], select: Select) -> list[Call]:
 
         return both
 
-    scorers = upstream_calls(sets)
     return [
         call(scorer, given.visible.flatten())
         for scorer, given in zip(scorers, sets, strict=True)
     ]
 
 
-def measure(requests: int, tokens: int, rows: int, select: Select) -> dict[str, Any]:
-    """Both pairs at one shape, after a check of ours."""
+def measure(
+    requests: int, tokens: int, rows: int, selectors: dict[str, Select]
+) -> dict[str, Any]:
+    """All pairs at one shape, after a check of ours."""
     case = long_case(requests, rows, tokens, KeyFormat.BF16)
     pages = -(-tokens // (RATIO * PAGE_SIZE))
     case = replace(case, spare_pages=COLUMNS // PAGE_SIZE - pages)
@@ -109,7 +113,10 @@ def measure(requests: int, tokens: int, rows: int, select: Select) -> dict[str, 
     scores, blocks = ours(sets[0])
     lengths = sets[0].visible.flatten()
     require(torch.equal(blocks, topk_reference(scores, lengths)), case.name)
-    calls = {"ours": our_calls(sets), "upstream": their_calls(sets, select)}
+    scorers = upstream_calls(sets)
+    calls = {"ours": our_calls(sets)}
+    for name, select in selectors.items():
+        calls[name] = their_calls(sets, scorers, select)
     times = interleaved(calls)
     return {
         "requests": requests,
@@ -126,25 +133,25 @@ def markdown(result: dict[str, Any]) -> str:
         "# Scores and selection together",
         "",
         f"{machine['gpu']}, torch {versions['torch']}, triton {versions['triton']}, "
-        f"sglang {versions['sglang']}, tilelang {result['tilelang']}, commit "
-        f"{machine['commit'][:12]}. {machine['method']}. Tests: "
-        f"{'; '.join(result['tests'])}.",
+        f"sglang {versions['sglang']}, tilelang {result['tilelang']}, flashinfer "
+        f"{result['flashinfer']}, commit {machine['commit'][:12]}. "
+        f"{machine['method']}. Tests: {'; '.join(result['tests'])}.",
         "",
         "µs per layer call, bf16 keys, score rows of 65,536 columns. Ours: `score` "
         "with maxima, then `topk`, exact. Upstream: SGLang's TileLang scorer, then "
-        "its `fast_topk`.",
+        "its `fast_topk`; in batch-invariant mode FlashInfer's deterministic "
+        "`top_k_ragged_transform`.",
         "",
-        "| rows | requests × context | ours | upstream | × |",
-        "|---|---|---:|---:|---:|",
+        "| rows | requests × context | ours | upstream | × | batch-invariant | × |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for shape in result["shapes"]:
-        us, their_us = (
-            shape["times"][name]["median_us"] for name in ("ours", "upstream")
-        )
-        lines.append(
-            f"| {shape['rows']} | {shape['requests']} × {shape['tokens'] // K}k "
-            f"| {us:.1f} | {their_us:.1f} | {their_us / us:.2f} |"
-        )
+        times = shape["times"]
+        cells = [f"{shape['rows']}", f"{shape['requests']} × {shape['tokens'] // K}k"]
+        cells += [median(times, "ours")]
+        for name in (UPSTREAM, INVARIANT):
+            cells += [median(times, name), ratio(times, name)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -156,12 +163,17 @@ def main() -> None:
     select = upstream()
     if select is None:
         parser.error("sglang is not installed: there is nothing to compare with")
+    selectors = {UPSTREAM: select}
+    invariant = flashinfer()
+    if invariant is not None:
+        selectors[INVARIANT] = invariant
     result: dict[str, Any] = {
         "tests": [require_green(test) for test in TESTS],
         "machine": header(),
-        "tilelang": tilelang_version(),
+        "tilelang": version_of("tilelang"),
+        "flashinfer": version_of("flashinfer-python"),
         "shapes": [
-            measure(requests, tokens, rows, select)
+            measure(requests, tokens, rows, selectors)
             for rows in arguments.rows
             for requests, tokens in SHAPES
         ],

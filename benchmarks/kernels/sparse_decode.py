@@ -1,4 +1,4 @@
-"""Measure `sparse_decode` against upstream's gather and attention, and torch.
+"""Measure `sparse_decode` against upstream's gather, FlashInfer and torch.
 
 python -m benchmarks.kernels.sparse_decode --out benchmarks/results
 """
@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.kernels import timing
 from benchmarks.kernels.gather_attention import GatherAttention, torch_attention
+from benchmarks.kernels.paged_attention import PagedAttention, library
 from sglang_qsa_kernels.sparse_decode import sparse_decode
 from sglang_qsa_kernels.sparse_decode.cases import MEASURED, Case, Inputs, inputs
 from sglang_qsa_kernels.sparse_decode.reference import sparse_decode_reference
@@ -27,6 +28,8 @@ COLD_REQUESTS = 8
 """Requests of all input sets together: 0.5 GB of K and V at 32,768 tokens in bf16."""
 CHECKED_ROWS = 64
 TOLERANCE = 4e-3
+UPSTREAM, FLASHINFER = "upstream gather + FA2", "flashinfer paged"
+COLUMNS = ("ours", UPSTREAM, FLASHINFER, "torch gather + sdpa")
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -43,7 +46,14 @@ def measure(case: Case) -> dict[str, Any]:
         "bytes": 2 * selected * case.kv_heads * case.dim * element_bytes,
         "times": {name: asdict(time) for name, time in times.items()},
         "errors": errors(case),
+        "flashinfer_plan_us": plan_us(sets[0]),
     }
+
+
+def plan_us(given: Inputs) -> float | None:
+    """Host time of FlashInfer's plan, which its times leave out."""
+    plain = dataclasses.replace(given, k_scales=None, v_scales=None)
+    return None if library() is None else PagedAttention(plain).plan_us()
 
 
 def contenders(sets: list[Inputs]) -> dict[str, list[timing.Call]]:
@@ -53,6 +63,8 @@ def contenders(sets: list[Inputs]) -> dict[str, list[timing.Call]]:
     gathers = [GatherAttention(given) for given in plain]
     if gathers[0].name:
         calls[gathers[0].name] = [gather.run for gather in gathers]
+    if library() is not None:
+        calls[FLASHINFER] = [PagedAttention(given).run for given in plain]
     calls["torch gather + sdpa"] = [partial(torch_attention, s) for s in plain]
     return calls
 
@@ -109,36 +121,54 @@ def _error(found: torch.Tensor, given: Inputs) -> float:
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     head, times = result["header"], result["times"]
-    names = list(times[0]["times"])
     lines = [
         "# Attention over 2,051 selected tokens, 24 query and 2 KV heads of 256",
         "",
         f"{head['gpu']}, torch {head['versions']['torch']}, triton "
-        f"{head['versions']['triton']}, sglang {head['versions']['sglang']}, commit "
-        f"{head['commit'][:12]}. {head['method']}. Test: {result['test']}.",
+        f"{head['versions']['triton']}, sglang {head['versions']['sglang']}, "
+        f"flashinfer {result['flashinfer']}, commit {head['commit'][:12]}. "
+        f"{head['method']}. Test: {result['test']}.",
         "",
         "Contexts of 32,768 tokens; each row has a random selection of its own, so "
         "verify rows share almost nothing. Upstream: SGLang's count, prefix sum and "
         "gather kernels, then the FlashAttention 2 that torch carries (the package "
-        "flash-attn is not installed). Upstream's fp8 pool has no scales, and is "
-        "widened to bf16 by the gather; fp8 errors are those on such a pool, times of "
-        "ours include the scales. Rate: bytes of selected K and V over ours; "
-        f"the copy rate of the run is {result['copy_gb_per_s']:,.0f} GB/s.",
+        "flash-attn is not installed). FlashInfer: its paged decode on tensor cores, "
+        "each selected slot a page, each row a request; its list of slots is made "
+        f"before, and so is its plan{_plan_cost(times)}. Upstream's and FlashInfer's "
+        "fp8 pools have no scale per token, and upstream's is widened to bf16 by the "
+        "gather; fp8 errors are those on such a pool, times of ours include the "
+        "scales. Rate: bytes of selected K and V over ours; the copy rate of the run "
+        f"is {result['copy_gb_per_s']:,.0f} GB/s.",
         "",
         "| requests x rows | "
-        + " | ".join(f"{name}, µs" for name in names)
-        + " | ratio to upstream | GB/s | "
-        + " | ".join(f"error, {name}" for name in names)
+        + " | ".join(f"{name}, µs" for name in COLUMNS)
+        + " | ratio to upstream | ratio to flashinfer | GB/s | "
+        + " | ".join(f"error, {name}" for name in COLUMNS)
         + " |",
-        "|---|" + "---:|" * (2 * len(names) + 2),
+        "|---|" + "---:|" * (2 * len(COLUMNS) + 3),
     ]
-    for row in times:
-        us = [row["times"][name]["median_us"] for name in names]
-        cells = [row["case"], *(f"{value:.1f}" for value in us)]
-        cells += [f"{us[1] / us[0]:.1f}", f"{row['bytes'] / us[0] / 1e3:,.0f}"]
-        cells += [f"{row['errors'][name]:.2e}" for name in names]
-        lines.append("| " + " | ".join(cells) + " |")
+    lines += [_line(row) for row in times]
     return "\n".join(lines) + "\n"
+
+
+def _line(row: dict[str, Any]) -> str:
+    times, errors = row["times"], row["errors"]
+    rate = row["bytes"] / times["ours"]["median_us"] / 1e3
+    cells = [row["case"], *(timing.median(times, name) for name in COLUMNS)]
+    cells += [timing.ratio(times, UPSTREAM), timing.ratio(times, FLASHINFER)]
+    cells += [f"{rate:,.0f}"]
+    cells += [
+        f"{errors[name]:.2e}" if name in errors else timing.NOT_INSTALLED
+        for name in COLUMNS
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _plan_cost(times: list[dict[str, Any]]) -> str:
+    costs = [row["flashinfer_plan_us"] for row in times]
+    if None in costs:
+        return ""
+    return f" ({min(costs):.0f} to {max(costs):.0f} µs of the host for each step)"
 
 
 def main() -> None:
@@ -148,6 +178,7 @@ def main() -> None:
     test = timing.require_green(TEST)
     result = {
         "header": timing.header(),
+        "flashinfer": timing.version_of("flashinfer-python"),
         "test": test,
         "copy_gb_per_s": timing.copy_rate(),
         "times": [measure(case) for case in MEASURED],

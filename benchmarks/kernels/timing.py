@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ COLD_FACTOR = 3
 """Input sets of one replay hold at least this many times the L2 cache."""
 MAX_SETS = 512
 COPY_BYTES = 1 << 32
+NOT_INSTALLED = "not installed"
 
 Call = Callable[[], object]
 
@@ -149,6 +151,26 @@ def header() -> dict[str, Any]:
         "method": "median of CUDA-graph replays, contenders interleaved, inputs "
         f"rotated over at least {COLD_FACTOR} x L2 where memory allows",
     }
+
+
+def version_of(package: str) -> str:
+    """Version of a baseline's package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def median(times: Mapping[str, Mapping[str, float]], name: str) -> str:
+    """A contender's median in µs for a table, which says so where it did not run."""
+    return f"{times[name]['median_us']:.1f}" if name in times else NOT_INSTALLED
+
+
+def ratio(times: Mapping[str, Mapping[str, float]], name: str) -> str:
+    """How many times ours a contender takes, or nothing where it did not run."""
+    if name not in times:
+        return ""
+    return f"{times[name]['median_us'] / times['ours']['median_us']:.2f}"
 
 
 def publish(out: Path | None, result: Mapping[str, Any], table: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from benchmarks.kernels.timing import NOT_INSTALLED
 from sglang_qsa_kernels.topk.cases import HEAD_DIM, HEADS, RATIO, fill
 from sglang_qsa_kernels.topk.reference import topk_reference
 
@@ -24,13 +25,56 @@ Select = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def wrong_blocks(
-    ours: Select, upstream: Select | None, device: torch.device
+    selectors: Mapping[str, Select | None], device: torch.device
 ) -> list[dict[str, Any]]:
-    """One row per distribution of scores: wrong picks, sets seen, attention error."""
+    """One row per distribution of scores: wrong picks, sets seen, attention error.
+
+    Args:
+        selectors: by name; None for one that is not installed.
+    """
     return [
-        _row(blocks, name, scores, attention, ours, upstream)
+        _row(blocks, name, scores, attention, selectors)
         for blocks, name, scores, attention in _scores(device)
     ]
+
+
+def wrong_table(rows: list[dict[str, Any]]) -> list[str]:
+    """`wrong_blocks` as lines of Markdown."""
+    names = list(rows[0]["selectors"])
+    heads = ["wrong, {}", f"sets in {CALLS} calls, {{}}", "attention error, {}"]
+    columns = [head.format(name) for head in heads for name in names]
+    return [
+        "Share of the 512 picks that are not in the true 512, and what they do to "
+        "attention (relative error against full fp64 attention; the true 512 blocks "
+        "beside it). Keys share a component of the given size; queries follow it; "
+        "K of a token is its block's index key plus noise of 0.3 σ; V is normal.",
+        "",
+        f"| blocks | scores | {' | '.join(columns)} | true blocks |",
+        "|---:|---|" + "---:|" * (len(columns) + 1),
+        *(f"| {' | '.join(_cells(row))} |" for row in rows),
+    ]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    found = row["selectors"].values()
+
+    def shown(key: str, form: str) -> list[str]:
+        return [
+            NOT_INSTALLED if each is None else _shown(each[key], form) for each in found
+        ]
+
+    return [
+        f"{row['blocks']:,}",
+        row["scores"],
+        *shown("wrong", ".1%"),
+        *shown("sets", "d"),
+        *shown("error", ".4f"),
+        _shown(row["true_error"], ".4f"),
+    ]
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 class Attention:
@@ -100,24 +144,28 @@ def _row(
     name: str,
     scores: torch.Tensor,
     attention: Attention | None,
-    ours: Select,
-    upstream: Select | None,
+    selectors: Mapping[str, Select | None],
 ) -> dict[str, Any]:
     lengths = torch.full((ROWS,), blocks, dtype=torch.int32, device=scores.device)
     truth = topk_reference(scores, lengths)
-    row: dict[str, Any] = {"blocks": blocks, "scores": name}
-    row["true_error"] = _error(attention, truth)
-    for who, select in (("ours", ours), ("upstream", upstream)):
-        if select is None:
-            row |= dict.fromkeys((f"{who}_wrong", f"{who}_sets", f"{who}_error"), "")
-            continue
+
+    def judged(select: Select) -> dict[str, Any]:
         found = select(scores, lengths)
-        row[f"{who}_wrong"] = _wrong(scores, found, truth)
-        row[f"{who}_sets"] = _sets(select, scores, lengths)
-        row[f"{who}_error"] = _error(attention, found)
-    if upstream is not None:
-        row["upstream_wrong"] = f"{row['upstream_wrong']:.1%}"
-    return row
+        return {
+            "wrong": _wrong(scores, found, truth),
+            "sets": _sets(select, scores, lengths),
+            "error": _error(attention, found),
+        }
+
+    return {
+        "blocks": blocks,
+        "scores": name,
+        "true_error": _error(attention, truth),
+        "selectors": {
+            who: None if select is None else judged(select)
+            for who, select in selectors.items()
+        },
+    }
 
 
 def _wrong(scores: torch.Tensor, found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -139,5 +187,5 @@ def _sets(select: Select, scores: torch.Tensor, lengths: torch.Tensor) -> int:
     return len(torch.stack(calls).unique(dim=0))
 
 
-def _error(attention: Attention | None, selection: torch.Tensor) -> str:
-    return "" if attention is None else f"{attention.error(selection):.4f}"
+def _error(attention: Attention | None, selection: torch.Tensor) -> float | None:
+    return None if attention is None else attention.error(selection)
