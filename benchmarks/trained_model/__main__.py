@@ -48,12 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> dict[str, Any]:
     import torch
-    from tqdm import tqdm
-
-    from benchmarks.trained_model import model as small
-    from benchmarks.trained_model.batches import Batches
-    from benchmarks.trained_model.stages import STAGES
-    from benchmarks.trained_model.train import Progress, Stage, report, score, train
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -61,9 +55,17 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
                 found="no CUDA device",
                 wanted="one",
                 origin="--device cuda",
-                way_out="--device cpu, with --size small",
+                way_out="--device cpu --size small, which takes an hour",
             )
         )
+    # transformers' model: after the check, since the CPU builds do not import it.
+    from tqdm import tqdm
+
+    from benchmarks.trained_model import model as small
+    from benchmarks.trained_model.batches import Batches
+    from benchmarks.trained_model.stages import STAGES
+    from benchmarks.trained_model.train import Progress, Stage, report, score, train
+
     if options.threads:
         torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -81,6 +83,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
     batches = Batches(tokenizer, prompt, options.seed)
     model = small.build(options.seed).to(device)
+    drafts = small.build_drafts(model).to(device)
     stages = STAGES[options.size]
     lines = []
     with tqdm(total=sum(stage.steps for stage in stages), unit="step") as bar:
@@ -91,10 +94,11 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
             bar.set_postfix_str(
                 f"text {stage.longest}, loss {progress.loss:.3f}, "
                 f"selection {progress.selection_loss:.3f}, "
-                f"right {progress.answers_right:.0%}"
+                f"right {progress.answers_right:.0%}, "
+                f"drafts {progress.drafts_right:.0%}"
             )
 
-        train(model, batches, stages, device=device, on_progress=on_progress)
+        train(model, drafts, batches, stages, device=device, on_progress=on_progress)
     right = {
         length: score(model, batches, length, count=options.asked, device=device)
         for length in options.lengths
@@ -106,7 +110,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         "training": lines,
         "right_by_length": right,
     }
-    small.save(model, options.out)
+    small.save(model, drafts, options.out)
     (options.out / "training.json").write_text(json.dumps(result, indent=1) + "\n")
     with (options.out / "problems.jsonl").open("w") as file:
         for row in rows(options.asked, ASKED_SEED + options.seed, options.lengths[-1]):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.trained_model.tasks import KINDS, Problem, problem
+from benchmarks.trained_model.tasks import KINDS, REPEATS, Problem, problem
 
 REPEATED_WEIGHT = 0.5
 """Of a value that the text states again, where an answer's token has 1."""
@@ -49,10 +49,15 @@ class Batches:
         self._source = random.Random(f"train {seed}")
 
     def draw(
-        self, count: int, lengths: tuple[int, int], prompted: bool = True
+        self,
+        count: int,
+        lengths: tuple[int, int],
+        *,
+        prompted: bool = True,
+        repeats: float = REPEATS,
     ) -> Batch:
         """`count` problems, with texts of the shortest to the longest length."""
-        rows = [self._row(lengths, prompted) for _ in range(count)]
+        rows = [self._row(lengths, prompted, repeats) for _ in range(count)]
         tokens = max(len(ids) for ids, _, _ in rows)
         ids = torch.full((count, tokens), self._tokenizer.pad_token_id)
         weights = torch.zeros(count, tokens)
@@ -65,11 +70,12 @@ class Batches:
         return Batch(ids, weights[:, 1:], answers[:, 1:])
 
     def _row(
-        self, lengths: tuple[int, int], prompted: bool
+        self, lengths: tuple[int, int], prompted: bool, repeats: float
     ) -> tuple[list[int], list[int], int]:
         """Token ids, positions of repeated values, and where the answer starts."""
         length = self._source.randint(*lengths)
-        found = problem(self._source, length, self._source.choice(KINDS))
+        kind = self._source.choice(KINDS)
+        found = problem(self._source, length, kind, repeats)
         prompt = self._prompt("\0") if prompted else "\0 "
         before, _, after = prompt.partition("\0")
         asked = before + found.text + after

@@ -14,9 +14,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen4ExpForConditionalGeneration
 
+from benchmarks.trained_model import drafts as mtp
+from benchmarks.trained_model.drafts import Drafts
 from sglang_qsa.demo.tiny_model import model_config, write_companions
 
-__all__ = ["build", "parameters", "save", "tokenizer", "write_companions"]
+__all__ = [
+    "build",
+    "build_drafts",
+    "parameters",
+    "save",
+    "tokenizer",
+    "write_companions",
+]
 
 TEXT_CONFIG: dict[str, Any] = {
     "hidden_size": 128,
@@ -29,6 +38,7 @@ TEXT_CONFIG: dict[str, Any] = {
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 128,
     "initializer_range": 0.05,
+    **mtp.CONFIG,
 }
 
 
@@ -49,6 +59,11 @@ def build(seed: int) -> Any:
     return model
 
 
+def build_drafts(model: Any) -> Drafts:
+    """A fresh MTP layer for it."""
+    return Drafts(model.config.text_config, TEXT_CONFIG["initializer_range"])
+
+
 def tokenizer(directory: Path) -> Any:
     """Of a directory that `write_companions` wrote."""
     return PreTrainedTokenizerFast.from_pretrained(directory)
@@ -60,6 +75,7 @@ def parameters(model: Any) -> int:
     return sum(p.numel() for name, p in named if "visual" not in name)
 
 
-def save(model: Any, directory: Path) -> None:
+def save(model: Any, drafts: Drafts, directory: Path) -> None:
     """Config and weights for SGLang and transformers, in bf16."""
     model.to(torch.bfloat16).save_pretrained(directory)
+    mtp.add_to(directory, drafts)

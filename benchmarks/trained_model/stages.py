@@ -7,25 +7,18 @@ from benchmarks.trained_model.train import Stage
 STAGES = {
     # One H200, some minutes.
     "full": (
-        Stage(
-            steps=1500,
-            shortest=60,
-            longest=250,
-            sequences=128,
-            rate=2e-3,
-            prompted=False,
-        ),
-        Stage(steps=600, shortest=200, longest=1000, sequences=48, rate=1e-3),
-        Stage(steps=400, shortest=1000, longest=4000, sequences=12, rate=5e-4),
+        Stage(600, 60, 150, 128, rate=3e-3, prompted=False, repeats=0.7),
+        Stage(400, 60, 300, 96, rate=2e-3, repeats=0.4),
+        Stage(300, 200, 1000, 48, rate=1e-3, repeats=0.3),
+        Stage(300, 1000, 3800, 12, rate=6e-4),
     ),
-    # Two CPU cores, about an hour.
+    # One CPU core, an hour.
     "small": (
-        Stage(
-            steps=900, shortest=60, longest=150, sequences=16, rate=3e-3, prompted=False
-        ),
-        Stage(steps=200, shortest=200, longest=800, sequences=4, rate=1e-3),
-        Stage(steps=60, shortest=2000, longest=4000, sequences=1, rate=5e-4),
+        Stage(400, 60, 150, 16, rate=3e-3, prompted=False, repeats=0.7),
+        Stage(400, 60, 300, 10, rate=2e-3, repeats=0.4),
+        Stage(200, 200, 1000, 4, rate=1e-3, repeats=0.3),
+        Stage(75, 1000, 3800, 1, rate=6e-4),
     ),
     # Whether it runs.
-    "smoke": (Stage(steps=25, shortest=60, longest=80, sequences=2, rate=1e-3),),
+    "smoke": (Stage(25, 60, 80, 2, rate=1e-3),),
 }

@@ -1,8 +1,8 @@
 """Generated problems whose answers stand thousands of tokens before their question.
 
-A text states values of two-letter names, among words that mean nothing:
+A text states values of one-letter names, among words that mean nothing:
 
-    recall: the values of four names, written in a row
+    recall: the values of three names, written in a row
     sum: their sum
     count: how many times a mark occurs
 
@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 KINDS = ("recall", "sum", "count")
-ASKED_NAMES = 4
+MOST_NAMES = 8
+ASKED_NAMES = 3
 MARK = "@"
 MOST_MARKS = 6
+REPEATS = 0.2
+_QUESTION_ROOM = 16
 
-_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
+_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _WORDS = """
 the a of and to in is was for on with as by at from it this that river stone garden
 window paper bridge winter summer morning market harbour lamp table quiet early
@@ -73,33 +76,38 @@ def rows(count: int, seed: int, length: int) -> Iterator[Row]:
         )
 
 
-def problem(source: random.Random, length: int, kind: str) -> Problem:
-    """One problem of at most `length` characters, if that holds its statements."""
-    question_room = 24
-    names = _names(source, max((length - question_room) // 40, ASKED_NAMES))
+def problem(
+    source: random.Random, length: int, kind: str, repeats: float = REPEATS
+) -> Problem:
+    """One problem of at most `length` characters, if that holds its statements.
+
+    Args:
+        repeats: share of what fills the text that states a value again.
+    """
+    room = length - _QUESTION_ROOM
+    names = source.sample(_NAMES, max(min(room // 30, MOST_NAMES), ASKED_NAMES))
     values = {name: source.randint(0, 9) for name in names}
     marks = source.randint(1, MOST_MARKS) if kind == "count" else 0
-    pieces = _pieces(source, values, marks, length - question_room)
+    pieces = _pieces(source, values, marks, room, repeats)
     text, repeated = _joined(pieces)
     asked = source.sample(names, ASKED_NAMES)
     question, solution, answer = _QUESTIONS[kind](asked, values, marks)
     return Problem(kind, f"{text} {question}", solution, answer, repeated)
 
 
-def _names(source: random.Random, count: int) -> list[str]:
-    pairs = [first + second for first in _LETTERS for second in _LETTERS]
-    return source.sample(pairs, min(count, len(pairs)))
-
-
 def _pieces(
-    source: random.Random, values: dict[str, int], marks: int, length: int
+    source: random.Random,
+    values: dict[str, int],
+    marks: int,
+    length: int,
+    repeats: float,
 ) -> list[tuple[str, bool]]:
     """Statements in any order, then again some of them; True: stated before."""
     statements = [(f"{name}={value}", False) for name, value in values.items()]
     left = length - sum(len(text) + 1 for text, _ in statements) - 2 * marks
     others: list[tuple[str, bool]] = []
     while left > 0:
-        if source.random() < 0.25:
+        if source.random() < repeats:
             name = source.choice(list(values))
             others.append((f"{name}={values[name]}", True))
         else:
