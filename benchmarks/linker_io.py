@@ -3,8 +3,9 @@
     python -m benchmarks.linker_io --out DIR --store DIR [--prompt-tokens N ...]
 
 Each round stores a prompt that the store does not have, as one node of the tree, and
-loads it into other pages and another slot that hold something else. `submit` is what
-the scheduler's thread spends on handing the node over.
+loads it into other pages and another slot that hold something else. What the
+scheduler's thread spends is measured apart: on handing the node over, on looking up a
+prompt that is there and one that is not, and on handing the load over.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from sglang_qsa.hooks import active
 from sglang_qsa.layout import Layout
 
 _SLOTS = 4
+_ON_THE_SCHEDULER = ("submit_ms", "lookup_ms", "miss_ms", "load_submit_ms")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,11 +116,15 @@ class _Run:
         keys = [f"{self._keys + page:064x}" for page in range(pages)]
         self._keys += pages
         submit_s, store_s = self._store(keys, source)
-        lookup_s, load_s = self._load(keys, target)
+        lookup_s = self._look_up(keys, pages)
+        miss_s = self._look_up([f"f{page:063x}" for page in range(pages)], 0)
+        load_submit_s, load_s = self._load(keys, target)
         return {
             "submit_ms": round(submit_s * 1e3, 4),
             "store_s": round(store_s, 4),
-            "lookup_ms": round(lookup_s * 1e3, 3),
+            "lookup_ms": round(lookup_s * 1e3, 4),
+            "miss_ms": round(miss_s * 1e3, 4),
+            "load_submit_ms": round(load_submit_s * 1e3, 4),
             "load_s": round(load_s, 4),
             "equal": self._digest(target, 2) == wanted,
         }
@@ -137,16 +143,25 @@ class _Run:
         assert self._linker.pop_completed_offload()
         return submitted - started, time.perf_counter() - started
 
+    def _look_up(self, keys: list[str], found: int) -> float:
+        from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+
+        transfer = PoolTransfer(PoolName.KV, keys=[k.encode().decode() for k in keys])
+        started = time.perf_counter()
+        pages = self._linker.lookup("a", [transfer])
+        seconds = time.perf_counter() - started
+        assert pages == ([found] if found else [])
+        return seconds
+
     def _load(self, keys: list[str], pages: torch.Tensor) -> tuple[float, float]:
         _, transfers = self._transfers(keys, pages, 2)
         self._synchronize()
         started = time.perf_counter()
-        assert self._linker.lookup("a", transfers) == [len(keys)]
-        found = time.perf_counter()
         assert self._linker.load("a", transfers)
         index = self._linker.start_layer_wise_loading()
+        submitted = time.perf_counter()
         assert self._linker.finish_layer_wise_loading(index)
-        return found - started, time.perf_counter() - found
+        return submitted - started, time.perf_counter() - started
 
     def _transfers(
         self, keys: list[str], pages: torch.Tensor, slot: int
@@ -192,19 +207,22 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"{facts['gpu']}, {facts['cores']} cores, commit {facts['commit'][:12]}. "
         "Real shapes, medians; every byte compared.",
         "",
-        "| tokens | MB | submit, ms | store, s | look-up, ms | load, s | bytes |",
-        "|---:|---:|---:|---:|---:|---:|---|",
+        "The scheduler's thread hands nodes and loads over and looks prompts up: ms.",
+        "",
+        "| tokens | MB | store, s | load, s | bytes | node | hit | miss | load |",
+        "|---:|---:|---:|---:|---|---:|---:|---:|---:|",
     ]
     for prompt in result["prompts"]:
         median = {
             name: statistics.median(one[name] for one in prompt["rounds"])
-            for name in ("submit_ms", "store_s", "lookup_ms", "load_s")
+            for name in ("store_s", "load_s", *_ON_THE_SCHEDULER)
         }
         lines.append(
             f"| {prompt['prompt_tokens']:,} | {prompt['record_bytes'] / 1e6:,.1f} "
-            f"| {median['submit_ms']:.3f} | {median['store_s']:.3f} "
-            f"| {median['lookup_ms']:.2f} | {median['load_s']:.3f} "
-            f"| {'equal' if prompt['equal'] else 'differ'} |"
+            f"| {median['store_s']:.3f} | {median['load_s']:.3f} "
+            f"| {'equal' if prompt['equal'] else 'differ'} | "
+            + " | ".join(f"{median[name]:.3f}" for name in _ON_THE_SCHEDULER)
+            + " |"
         )
     return "\n".join([*lines, "", result["note"]]).rstrip() + "\n"
 

@@ -4,8 +4,9 @@
 
 Both move records of the real model between memory and files of `DIR`, with as many
 threads, in the same run, in turns; the copy has no header, checksum, rename or commit.
-Both sync the contents they wrote. Also what `submit_put` and `submit_get` cost their
-caller, for a prompt of 512 pages. Writes `store_io.json` and `.md`.
+Both sync the contents they wrote. Then what the scheduler's thread spends, see
+`benchmarks.store_calls`; `--only-calls` measures nothing else, in seconds. Writes
+`store_io.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, store_calls
 from sglang_qsa.geometry import ServerFacts, build, read_model_config
 from sglang_qsa.layout import Layout
 from sglang_qsa.tiers.store.directory import DirectoryStore, Read
@@ -36,7 +37,6 @@ IN_FLIGHT = 8
 CHUNK = 4 << 20
 """Bytes of one call of the copy."""
 ROUNDS = 3
-SUBMITTED_PAGES, SUBMITTED_TIMES = 512, 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--checkpoints", type=int, default=4)
     parser.add_argument("--pages", type=int, default=128, help="per checkpoint")
+    parser.add_argument("--only-calls", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     layout = build(read_model_config(CONFIG_FILE), ServerFacts(), origin="config")
@@ -58,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "pages": options.pages,
         "record_bytes": options.checkpoints
         * (layout.checkpoint_bytes + options.pages * layout.page_bytes),
-        "gb_per_s": _throughput(options, layout),
-        "submit_us": _submit(options.dir / "submit", layout),
+        "gb_per_s": None if options.only_calls else _throughput(options, layout),
+        **store_calls.measure(options.dir, layout),
     }
     table = as_markdown(result)
     if options.out is not None:
@@ -200,42 +201,23 @@ class _Store:
         self._store.close()
 
 
-def _submit(root: Path, layout: Layout) -> dict[str, dict[str, float]]:
-    """Microseconds in the caller's thread, until the future is there."""
-    store = DirectoryStore(root, layout)
-    page, state = bytearray(layout.page_bytes), bytearray(layout.checkpoint_bytes)
-    keys = [f"{number:016x}" for number in range(SUBMITTED_PAGES)]
-    pages = [Page(key, None) for key in keys]  # nothing has to be written
-    reads = [Read(Kind.PAGE, key, page) for key in keys]
-    calls: dict[str, Callable[[], Any]] = {
-        "submit_put": lambda: store.submit_put(keys[-1], state, pages),
-        "submit_get": lambda: store.submit_get(reads),
-    }
-    measured = {}
-    for name, call in calls.items():
-        times = []
-        for _ in range(SUBMITTED_TIMES):
-            start = time.perf_counter()
-            future = call()
-            times.append((time.perf_counter() - start) * 1e6)
-            future.result()
-        measured[name] = {
-            "median": statistics.median(times),
-            "p99": statistics.quantiles(times, n=100)[-1],
-        }
-    store.close()
-    shutil.rmtree(root)
-    return measured
-
-
 def as_markdown(result: dict[str, Any]) -> str:
     head = result["machine"]
-    speeds = result["gb_per_s"]
     lines = [
         "# Record store on this machine's disk",
         "",
         f"{head['cpu']}, {head['cores']} cores, Python {head['python']}, commit "
-        f"{head['commit'][:12]}. {result['checkpoints']} checkpoints with "
+        f"{head['commit'][:12]}.",
+        *(_throughput_table(result) if result["gb_per_s"] else ()),
+        "",
+        *store_calls.tables(result),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _throughput_table(result: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{result['checkpoints']} checkpoints with "
         f"{result['pages']} pages each, {result['record_bytes'] / 1e9:.2f} GB of "
         f"records, {result['in_flight']} in flight; median of {ROUNDS} rounds. The "
         "copy moves files of the same lengths with O_DIRECT and as many threads.",
@@ -244,21 +226,11 @@ def as_markdown(result: dict[str, Any]) -> str:
         "|---|---:|---:|---:|",
     ]
     for step in ("write", "read"):
-        copy, store = speeds[f"copy {step}"], speeds[f"store {step}"]
-        ratio = store["median"] / copy["median"]
-        lines.append(
-            f"| {step} | {copy['median']:.2f} | {store['median']:.2f} | {ratio:.0%} |"
+        copy, store = (
+            result["gb_per_s"][f"{who} {step}"]["median"] for who in ("copy", "store")
         )
-    lines += [
-        "",
-        f"In the caller's thread, {SUBMITTED_PAGES} pages and a checkpoint:",
-        "",
-        "| call | median µs | p99 µs |",
-        "|---|---:|---:|",
-    ]
-    for name, times in result["submit_us"].items():
-        lines.append(f"| {name} | {times['median']:.0f} | {times['p99']:.0f} |")
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {step} | {copy:.2f} | {store:.2f} | {store / copy:.0%} |")
+    return lines
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class RecordLinker(UnifiedCacheLinker):  # type: ignore[misc]
         if self._retired:
             counts.lookup("closed")
             return []
-        pages = self._store.longest_prefix(keys, keys)
+        pages = self._store.longest_prefix(keys)
         counts.lookup("hit" if pages else "miss")
         return [pages] if pages else []
 

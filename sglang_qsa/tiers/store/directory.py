@@ -1,12 +1,14 @@
 """The durable store of one rank: put a checkpoint with its pages, find it, get it.
 
-The directory is the only state. Every look-up and every collection reads it, so that
-several processes share it without a word between them, and a restart is not special.
+The directory is the only state that lasts. Every collection reads it, and look-ups
+follow it, so that several processes share it without a word between them, and a restart
+is not special.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sglang_qsa.errors import LayoutMismatch, refusal
 from sglang_qsa.layout import Layout
+from sglang_qsa.tiers.store.commits import Commits
 from sglang_qsa.tiers.store.files import RecordFiles, Sync
 from sglang_qsa.tiers.store.lookup import Lookup
 from sglang_qsa.tiers.store.namespace import Namespace
@@ -34,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 _GETS = 4
 """Batches read at the same time: the last record of one does not hold up the next."""
+
+_REFRESH_S = 1.0
+"""After so long a look-up finds what other processes have stored."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -84,10 +90,10 @@ class DirectoryStore:
         self._session = Session(self.namespace, system)
         self._files = RecordFiles(self.namespace, self._session.name, system, sync)
         cleaned = self._session.clean_up()
-        self._lookup = Lookup(self._files, self.tally)
-        self._put = Writer(
+        self._commits = Commits(self._files, self.tally)
+        self._put_whole = Writer(
             self._files,
-            self._lookup,
+            self._commits,
             self.tally,
             each=self._each,
             budget_bytes=budget_bytes,
@@ -96,12 +102,22 @@ class DirectoryStore:
         self._io = ThreadPoolExecutor(in_flight, "qsa-store-io")
         self._writer = ThreadPoolExecutor(1, "qsa-store-put")
         self._reader = ThreadPoolExecutor(_GETS, "qsa-store-get")
+        self._lookup = Lookup(self._files, self._commits, self.tally)
+        self._lookup.refresh()
+        self._closing = threading.Event()
+        self._follower = threading.Thread(
+            target=self._follow, name="qsa-store-follow", daemon=True
+        )
+        self._follower.start()
         logger.info("store %s: %d left over files", self.namespace.path, cleaned)
 
     def close(self) -> None:
         """Finish what was submitted, then end the session."""
+        self._closing.set()
+        self._follower.join()
         for pool in (self._writer, self._reader, self._io):
             pool.shutdown()
+        self._lookup.write_uses()
         self._files.close()
         self._session.close()
 
@@ -126,22 +142,48 @@ class DirectoryStore:
         """`submit_put`, and wait."""
         return self.submit_put(key, checkpoint, pages).result()
 
+    def _put(self, key: str, checkpoint: Buffer, pages: Sequence[Page]) -> Stored:
+        self._lookup.write_uses()  # it may evict
+        stored = self._put_whole(key, checkpoint, pages)
+        if stored in (Stored.WRITTEN, Stored.PRESENT):
+            self._lookup.add(key, (page.key for page in pages))
+        return stored
+
     # -- look up -----------------------------------------------------------------
 
     def contains(self, key: str) -> bool:
         """Whether a checkpoint and all its pages are there, unverified."""
-        return self._lookup.contains(key)
+        try:
+            commit = self._commits.read(key)
+        except OSError:
+            return False
+        if commit is None or not self._commits.whole(key, commit.pages):
+            return False
+        self._lookup.add(key, commit.pages)
+        return True
 
-    def longest_prefix(
-        self, page_keys: Sequence[str], checkpoint_keys: Sequence[str]
-    ) -> int:
+    def longest_prefix(self, keys: Sequence[str]) -> int:
         """Pages up to the longest boundary that can be served; 0 for none.
 
+        Found in memory and confirmed by the disk, so that the scheduler's thread may
+        call it. What another process stored is found after `refresh`, which a thread of
+        the store calls every second.
+
         Args:
-            page_keys: of consecutive pages; the chain may begin before them.
-            checkpoint_keys: `[i]` is the key of the boundary after `page_keys[i]`.
+            keys: of consecutive pages; the chain may begin before them. The key of a
+                boundary is that of its last page.
         """
-        return self._lookup.longest_prefix(page_keys, checkpoint_keys)
+        return self._lookup.longest_prefix(keys)
+
+    def refresh(self) -> None:
+        """Find what other processes have stored until now, and tell them what was found
+        here, so that they evict it later."""
+        self._lookup.refresh()
+        self._lookup.write_uses()
+
+    def _follow(self) -> None:
+        while not self._closing.wait(_REFRESH_S):
+            self.refresh()
 
     def missing_pages(self, page_keys: Sequence[str]) -> list[int]:
         """Numbers of the pages in `page_keys` that are not there, in order.
@@ -175,6 +217,9 @@ class DirectoryStore:
 
     def _get(self, reads: Sequence[Read]) -> list[Outcome]:
         outcomes = self._each(self._read, reads)
+        for read, outcome in zip(reads, outcomes, strict=True):
+            if read.kind is Kind.PAGE and outcome is not Outcome.HIT:
+                self._lookup.lose(read.key)
         counts = Counter(
             (read.kind, outcome) for read, outcome in zip(reads, outcomes, strict=True)
         )

@@ -156,7 +156,7 @@ class RecordStorage(HiCacheStorage):  # type: ignore[misc]
         extra_info: Any = None,
     ) -> PoolTransferResult:
         """The longest boundary with its state and all pages."""
-        pages = self._store.longest_prefix(keys, keys)
+        pages = self._store.longest_prefix(keys)
         if not pages:
             return PoolTransferResult.empty()
         hits = {PoolName.KV: pages}

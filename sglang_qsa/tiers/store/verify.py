@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from sglang_qsa.tiers.store.commits import Commits
 from sglang_qsa.tiers.store.files import RecordFiles
-from sglang_qsa.tiers.store.lookup import Lookup
 from sglang_qsa.tiers.store.record import Damaged, Kind, Outcome
 from sglang_qsa.tiers.store.references import keys_of, set_aside
 from sglang_qsa.tiers.store.stats import Tally
@@ -58,13 +58,13 @@ class Verifier:
             if outcome not in (Outcome.HIT, Outcome.ABSENT)  # absent: evicted meanwhile
         )
         bad = {(kind, key) for kind, key, _ in damaged}
-        lookup = Lookup(self._files, self._tally)
+        commits = Commits(self._files, self._tally)
         incomplete = []
         for kind, key in names:
             if kind is Kind.COMMIT and (kind, key) not in bad:
-                commit = lookup.commit(key)
+                commit = commits.read(key)
                 if commit is not None and (
-                    not lookup.whole(key, commit.pages)
+                    not commits.whole(key, commit.pages)
                     or any(name in bad for name in commit.names())
                 ):
                     incomplete.append(key)

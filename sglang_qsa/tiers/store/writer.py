@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from sglang_qsa.tiers.store.commits import Commits
 from sglang_qsa.tiers.store.files import RecordFiles
 from sglang_qsa.tiers.store.gc import Collector
-from sglang_qsa.tiers.store.lookup import Lookup
 from sglang_qsa.tiers.store.record import Kind, file_bytes
 from sglang_qsa.tiers.store.references import as_payload
 from sglang_qsa.tiers.store.stats import Tally
@@ -60,14 +60,14 @@ class Writer:
     def __init__(
         self,
         files: RecordFiles,
-        lookup: Lookup,
+        commits: Commits,
         tally: Tally,
         *,
         each: Callable[[Callable[[Page], None], Sequence[Page]], object],
         budget_bytes: int | None,
     ) -> None:
         self._files = files
-        self._lookup = lookup
+        self._commits = commits
         self._tally = tally
         self._each = each
         self._collector = Collector(files, tally)
@@ -86,10 +86,10 @@ class Writer:
 
     def _put(self, key: str, checkpoint: Buffer, pages: Sequence[Page]) -> Stored:
         names = tuple(page.key for page in pages)
-        commit = self._lookup.commit(key)
+        commit = self._commits.read(key)
         same = commit is not None and commit.pages == names
-        if same and self._lookup.whole(key, names):
-            self._lookup.touch(key)
+        if same and self._commits.whole(key, names):
+            self._commits.touch(key)
             return Stored.PRESENT
         intent = self._files.unique()
         self._files.write(Kind.INTENT, intent, as_payload((key, *names)))
@@ -100,7 +100,7 @@ class Writer:
                 if not self._write_missing(key, checkpoint, pages):
                     return Stored.INCOMPLETE
                 self._commit(key, names)
-                if self._lookup.whole(key, names):
+                if self._commits.whole(key, names):
                     return Stored.WRITTEN
             self._files.system.unlink(self._files.namespace.file(Kind.COMMIT, key))
             return Stored.INCOMPLETE
@@ -127,7 +127,7 @@ class Writer:
     def _commit(self, key: str, names: Sequence[str]) -> None:
         """All records are durable before the entry that makes them visible."""
         self._files.sync_names(Kind.PAGE, Kind.CHECKPOINT)
-        order = self._lookup.next_use()
+        order = self._commits.next_use()
         self._files.write(Kind.COMMIT, key, as_payload(names), order=order)
         self._files.sync_names(Kind.COMMIT)
         self._tally.record(Kind.COMMIT, "written")

@@ -32,6 +32,7 @@ from tests.pools import (
     small_layout,
 )
 from tests.tiers.calls import POISON, key_of
+from tests.tiers.store.small import collect
 
 pytestmark = pytest.mark.usefixtures("sglang_runtime")
 KEYS = [key_of(page) for page in range(5)]
@@ -220,6 +221,46 @@ def test_damaged_record_fails_the_load(tmp_path: Path, kind: str) -> None:
     assert any(tmp_path.glob("*/quarantine/*"))
     assert server.store(KEYS, SOURCE, 3)
     assert server.load(KEYS, TARGET, 6)
+
+
+def test_evicted_by_another_server(tmp_path: Path) -> None:
+    """After the look-up SGLang aborts the request; a resend is a miss."""
+    server = Server.start(tmp_path)
+    server.fill(SOURCE, 3)
+    assert server.store(KEYS, SOURCE, 3)
+    assert server.found(KEYS) == [5]
+    collect(tmp_path, 0, layout=small_layout())
+    assert not server.load(KEYS, TARGET, 6)
+    assert server.found(KEYS) == []
+    assert server.store(KEYS, SOURCE, 3)
+    assert server.load(KEYS, TARGET, 6)
+
+
+def test_scheduler_s_thread_leaves_the_disk_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for the entry and the state that a look-up found, and hands over."""
+    server = Server.start(tmp_path)
+    server.fill(SOURCE, 3)
+    calls: list[str] = []
+    scheduler = threading.get_ident()
+    for name, call in vars(System).items():
+        if name.startswith("_"):
+            continue
+
+        def noted(*place: Any, name: str = name, call: Any = call) -> Any:
+            if threading.get_ident() == scheduler:
+                calls.append(name)
+            return call(*place)
+
+        monkeypatch.setattr(System, name, noted)
+    assert server.found(KEYS) == []
+    assert server.store(KEYS, SOURCE, 3)
+    assert calls == []
+    assert server.found([*KEYS, key_of(99)]) == [5]
+    assert calls == ["stat", "stat"]
+    assert server.load(KEYS, TARGET, 6)
+    assert calls == ["stat", "stat"]
 
 
 def test_only_pages_that_are_missing_are_copied(

@@ -14,7 +14,13 @@ from typing import Any
 
 from sglang_qsa.layout import DType, Geometry, Layout, build_layout
 from sglang_qsa.tiers.store.directory import DirectoryStore, Read
+from sglang_qsa.tiers.store.files import RecordFiles, Sync
+from sglang_qsa.tiers.store.gc import Collected, Collector
+from sglang_qsa.tiers.store.namespace import Namespace
 from sglang_qsa.tiers.store.record import Kind, Outcome
+from sglang_qsa.tiers.store.session import Session
+from sglang_qsa.tiers.store.stats import Tally
+from sglang_qsa.tiers.store.system import System
 from sglang_qsa.tiers.store.writer import Page, Stored
 
 GEOMETRY = Geometry(
@@ -111,7 +117,9 @@ def put(store: DirectoryStore, prompt: Prompt, layout: Layout = LAYOUT) -> Store
 
 
 def find(store: DirectoryStore, prompt: Prompt) -> int:
-    return store.longest_prefix(prompt.pages, prompt.pages)
+    """What a look-up finds that does not wait for the store's thread."""
+    store.refresh()
+    return store.longest_prefix(prompt.pages)
 
 
 def get(
@@ -134,6 +142,21 @@ def served(store: DirectoryStore, prompt: Prompt, layout: Layout = LAYOUT) -> in
         return 0
     outcomes = get(store, Prompt(prompt.pages[:pages]), layout)
     return pages if set(outcomes.values()) == {Outcome.HIT} else 0
+
+
+def collect(
+    root: Path, *budget: int, layout: Layout = LAYOUT, system: System | None = None
+) -> Collected:
+    """What another process collects."""
+    system = system or System()
+    namespace = Namespace.of(root, layout, 0)
+    session = Session(namespace, system)
+    files = RecordFiles(namespace, session.name, system, Sync.NONE)
+    try:
+        return Collector(files, Tally()).collect(*budget)
+    finally:
+        files.close()
+        session.close()
 
 
 def misses(store: DirectoryStore) -> int:

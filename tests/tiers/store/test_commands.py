@@ -44,6 +44,7 @@ def test_ls_and_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     put(store, AB)
     put(store, ABC)
     served(store, AB)
+    store.refresh()
     listed = run(capsys, tmp_path, "ls")["checkpoints"]
     assert [row["key"] for row in listed] == [AB.checkpoint, ABC.checkpoint]
     assert [row["tokens"] for row in listed] == [

@@ -11,18 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_qsa.tiers.store.directory import DirectoryStore
-from sglang_qsa.tiers.store.files import RecordFiles, Sync
-from sglang_qsa.tiers.store.gc import Collected, Collector
-from sglang_qsa.tiers.store.namespace import Namespace
+from sglang_qsa.tiers.store.files import Sync
 from sglang_qsa.tiers.store.record import Kind, Outcome, file_bytes
-from sglang_qsa.tiers.store.session import Session
-from sglang_qsa.tiers.store.stats import Tally
-from sglang_qsa.tiers.store.system import System
 from sglang_qsa.tiers.store.writer import Page, Stored
 from tests.tiers.store.faulty import Between
 from tests.tiers.store.small import (
     LAYOUT,
     Prompt,
+    collect,
     content,
     find,
     get,
@@ -38,19 +34,6 @@ OF_TWO = 2 * PAGE + STATE + ENTRY
 """Bytes of a prompt of two pages."""
 
 AB, ABC, XY, UV = (Prompt.of(*word) for word in ("ab", "abc", "xy", "uv"))
-
-
-def collect(root: Path, *budget: int, system: System | None = None) -> Collected:
-    """What another process collects."""
-    system = system or System()
-    namespace = Namespace.of(root, LAYOUT, 0)
-    session = Session(namespace, system)
-    files = RecordFiles(namespace, session.name, system, Sync.NONE)
-    try:
-        return Collector(files, Tally()).collect(*budget)
-    finally:
-        files.close()
-        session.close()
 
 
 def start_and_end(root: Path) -> None:
