@@ -58,6 +58,17 @@ campaign: setup ## the long forms of tests that `make test` runs small
 		tests/cpu/test_mooncake.py tests/cpu/test_linker.py tests/cpu/test_disk.py \
 		tests/tiers/store tests/benchmarks/gsm8k $(PYTEST_ARGS)
 
+.PHONY: trained
+TRAINED ?= .trained
+TRAINED_SIZE ?= $(if $(filter gpu,$(VARIANT)),full,small)
+TRAINED_DEVICE ?= $(if $(filter gpu,$(VARIANT)),cuda,cpu)
+trained: setup ## train a small model, and evaluate healthy and broken tiers with it
+	@$(BIN)/python -m benchmarks.trained_model --out $(TRAINED) \
+		--device $(TRAINED_DEVICE) --size $(TRAINED_SIZE)
+	@QSA_TEST_TRAINED_MODEL=$(abspath $(TRAINED)) \
+		QSA_TEST_TRAINED_DEVICE=$(TRAINED_DEVICE) $(BIN)/python -m pytest \
+		tests/benchmarks/gsm8k/test_trained.py $(PYTEST_ARGS)
+
 .PHONY: lint lint-ruff lint-format lint-mypy lint-manifest lint-readme
 lint: lint-ruff lint-format lint-mypy lint-manifest lint-readme ## what pre-commit runs
 lint-ruff: setup
