@@ -25,6 +25,9 @@ class Generation:
     logprobs: tuple[float, ...]
     """Of the output tokens, as printed by the server: equal floats are equal bits."""
     seconds: float
+    accepted_drafts: tuple[int, ...] = ()
+    """Verify steps by the drafts that they accepted: those with 0, with 1 and so on.
+    Empty without speculative decoding."""
 
     @property
     def recomputed_tokens(self) -> int:
@@ -88,6 +91,7 @@ def _parse(meta: dict[str, Any], seconds: float) -> Generation:
         output_ids=tuple(token for _, token, *_ in output),
         logprobs=tuple(logprob for logprob, *_ in output),
         seconds=seconds,
+        accepted_drafts=tuple(meta.get("spec_correct_drafts_histogram") or ()),
     )
 
 

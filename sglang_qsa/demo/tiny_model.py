@@ -25,6 +25,8 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_qsa.demo import tiny_drafts
+
 if TYPE_CHECKING:
     import torch
 
@@ -130,17 +132,20 @@ _WEIGHTS_VERSION = 2
 _STAMP_NAME = "tiny_model.json"
 
 
-def write_tiny_checkpoint(directory: Path) -> Path:
+def write_tiny_checkpoint(directory: Path, *, mtp: bool = False) -> Path:
     """Make sure that `directory` holds the checkpoint, and return it.
 
     Does nothing where it was written before with the same parameters. The
     directory appears under its name complete or not at all. The weights are made by
     a child process, so that the caller does not import torch.
 
+    Args:
+        mtp: with an MTP layer, and a target whose tokens it can guess
+            (`tiny_drafts`).
     Raises:
         RuntimeError: the child failed; ends with what it wrote.
     """
-    if _is_current(directory):
+    if _is_current(directory, mtp):
         return directory
     # Imported here: the engine is needed only while a checkpoint is written.
     from sglang_qsa.demo.cpu_engine import child_environment
@@ -149,7 +154,7 @@ def write_tiny_checkpoint(directory: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".tiny-") as scratch:
         fresh = Path(scratch) / "model"
         child = subprocess.run(
-            [sys.executable, "-m", __name__, str(fresh)],
+            [sys.executable, "-m", __name__, str(fresh), *(["mtp"] if mtp else [])],
             check=False,
             env=child_environment(),
             capture_output=True,
@@ -157,26 +162,27 @@ def write_tiny_checkpoint(directory: Path) -> Path:
         )
         if child.returncode != 0:
             raise RuntimeError(f"the tiny model was not written\n{child.stderr}")
-        _replace(fresh, directory)
+        _replace(fresh, directory, mtp)
     return directory
 
 
-def cached_checkpoint() -> Path:
+def cached_checkpoint(*, mtp: bool = False) -> Path:
     """The checkpoint in the user's cache directory, written on first use."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return write_tiny_checkpoint(cache / "sglang-qsa" / f"tiny-{_digest()[:8]}")
+    directory = cache / "sglang-qsa" / f"tiny-{_digest(mtp)[:8]}"
+    return write_tiny_checkpoint(directory, mtp=mtp)
 
 
-def _is_current(directory: Path) -> bool:
+def _is_current(directory: Path, mtp: bool) -> bool:
     try:
         stamp = json.loads((directory / _STAMP_NAME).read_text())
     except FileNotFoundError:
         return False
-    return bool(stamp["digest"] == _digest())
+    return bool(stamp["digest"] == _digest(mtp))
 
 
-def _digest() -> str:
-    parameters = {
+def _digest(mtp: bool) -> str:
+    parameters: dict[str, Any] = {
         "weights_version": _WEIGHTS_VERSION,
         "text": _TEXT_CONFIG,
         "vision": _VISION_CONFIG,
@@ -184,18 +190,20 @@ def _digest() -> str:
         "special_tokens": _SPECIAL_TOKENS,
         "chat_template": _CHAT_TEMPLATE,
     }
+    if mtp:
+        parameters["drafts"] = tiny_drafts.CONFIG | tiny_drafts.ECHO
     canonical = json.dumps(parameters, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _replace(fresh: Path, directory: Path) -> None:
+def _replace(fresh: Path, directory: Path, mtp: bool) -> None:
     """Put `fresh` in place of `directory`; a parallel writer's result is as good."""
     if directory.exists():
         shutil.rmtree(directory)
     try:
         os.rename(fresh, directory)
     except OSError:
-        if not _is_current(directory):
+        if not _is_current(directory, mtp):
             raise
 
 
@@ -229,23 +237,40 @@ def write_companions(directory: Path) -> None:
         (directory / name).write_text(json.dumps(content, indent=1))
 
 
-def _write_files(directory: Path) -> None:
+def _write_files(directory: Path, mtp: bool) -> None:
     directory.mkdir(parents=True)
-    _write_model(directory)
+    _write_model(directory, tiny_drafts.CONFIG if mtp else {})
+    if mtp:
+        layers: int = _TEXT_CONFIG["num_hidden_layers"]
+        tiny_drafts.add_drafts(directory, _draft_noise(), layers)
     write_companions(directory)
-    stamp = json.dumps({"digest": _digest()}, indent=1)
+    stamp = json.dumps({"digest": _digest(mtp)}, indent=1)
     (directory / _STAMP_NAME).write_text(stamp)
 
 
-def _write_model(directory: Path) -> None:
+def _write_model(directory: Path, text: dict[str, Any]) -> None:
     import torch
     from transformers import Qwen4ExpForConditionalGeneration
 
-    model = Qwen4ExpForConditionalGeneration(model_config()).to(torch.bfloat16)
+    config = model_config(**text)
+    model = Qwen4ExpForConditionalGeneration(config).to(torch.bfloat16)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_weight(name, tuple(parameter.shape)))
     model.save_pretrained(directory)
+
+
+def _draft_noise() -> dict[str, torch.Tensor]:
+    import torch
+
+    hidden, streams = _TEXT_CONFIG["hidden_size"], _TEXT_CONFIG["hc_count"]
+    shapes = {
+        "fc_hidden": (hidden, hidden),
+        "pre_fc_norm_embedding": (hidden,),
+        "pre_fc_norm_hidden": (hidden * streams,),
+    }
+    names = {f"mtp.{name}.weight": shape for name, shape in shapes.items()}
+    return {name: _weight(name, s).to(torch.bfloat16) for name, s in names.items()}
 
 
 def _weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -307,4 +332,4 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    _write_files(Path(sys.argv[1]))
+    _write_files(Path(sys.argv[1]), mtp="mtp" in sys.argv[2:])

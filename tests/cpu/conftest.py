@@ -17,3 +17,9 @@ from sglang_qsa.demo.tiny_model import cached_checkpoint
 def tiny_model() -> Path:
     """The demo's checkpoint, from the user's cache directory."""
     return cached_checkpoint()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_with_drafts() -> Path:
+    """Another checkpoint, with an MTP layer."""
+    return cached_checkpoint(mtp=True)

@@ -44,6 +44,19 @@ def test_what_a_cache_can_lose_is_there(tiny_model: Path) -> None:
     assert config["max_position_embeddings"] >= 8192
 
 
+def test_drafts_are_another_checkpoint(
+    tiny_model: Path, tiny_model_with_drafts: Path, tmp_path: Path
+) -> None:
+    """The same bytes again, and names of an MTP layer besides."""
+    file = "model.safetensors"
+    again = write_tiny_checkpoint(tmp_path / "model", mtp=True)
+    assert (again / file).read_bytes() == (tiny_model_with_drafts / file).read_bytes()
+    plain, drafting = load_file(tiny_model / file), load_file(again / file)
+    assert all(name.startswith("mtp.") for name in drafting.keys() - plain.keys())
+    assert plain.keys() < drafting.keys()
+    assert all(weight.count_nonzero() > 0 for weight in drafting.values())
+
+
 def test_no_weight_is_zero(tiny_model: Path) -> None:
     """Transformers itself initialises the n-gram convolution with zeros."""
     weights = load_file(tiny_model / "model.safetensors")

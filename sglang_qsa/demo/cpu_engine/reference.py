@@ -138,6 +138,35 @@ def gated_delta_rule(
     return out, torch.stack(checkpoints)
 
 
+def gated_delta_steps(
+    tokens: tuple[torch.Tensor, ...],
+    states: torch.Tensor,
+    after_steps: torch.Tensor,
+    rows: torch.Tensor,
+) -> torch.Tensor:
+    """Steps of decoding, one token after the other, of sequences of one length.
+
+    Args:
+        tokens: `gated_delta_rule`'s first five, sequences back to back.
+        states: [sequences, G, V, K], written.
+        after_steps: [rows, steps, G, V, K], gets the state after each token.
+        rows: [sequences], into `after_steps`.
+    Returns:
+        Outputs [T, G, V].
+    """
+    sequences = torch.arange(len(states) + 1)
+    steps = [part.unflatten(0, (len(states), -1)) for part in tokens]
+    outputs: list[torch.Tensor] = []
+    for step in range(steps[0].shape[1]):
+        q, k, v, log_decay, beta = (part[:, step] for part in steps)
+        out, _ = gated_delta_rule(
+            q, k, v, log_decay, beta, states, sequences[:-1], sequences
+        )
+        after_steps[rows, step] = states.to(after_steps.dtype)
+        outputs.append(out)
+    return torch.stack(outputs, dim=1).flatten(0, 1)
+
+
 def _recurrence(
     q: torch.Tensor,
     k: torch.Tensor,

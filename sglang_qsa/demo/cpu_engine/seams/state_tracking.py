@@ -1,7 +1,9 @@
 """Copy a decoding request's recurrent state to its checkpoint slot, in PyTorch.
 
 mamba_state_scatter_triton.py:192 and :914 launch a Triton kernel. They run when a
-decode step reaches a multiple of the tracking interval.
+decode step reaches a multiple of the tracking interval. Lines 312 and 487 do so after
+each verify step: they commit the states of the last accepted draft, and those of the
+draft that reached the multiple.
 """
 
 from __future__ import annotations
@@ -53,6 +55,30 @@ def _track_one_layer(
     )
 
 
+def _commit(
+    destination: torch.Tensor,
+    after_steps: torch.Tensor,
+    slots: torch.Tensor,
+    steps: torch.Tensor,
+    rows: torch.Tensor | None = None,
+) -> None:
+    """Take each request's state after one of its drafts.
+
+    Args:
+        destination: [layers, slots, ...].
+        after_steps: [layers, rows, drafts, ...].
+        steps: [requests], the draft; where it is negative nothing is taken.
+        rows: [requests], of `after_steps`; the requests in order by default.
+    """
+    taken = (steps >= 0).nonzero()[:, 0]
+    source = taken if rows is None else rows[taken].long()
+    destination[:, slots[taken].long()] = after_steps[:, source, steps[taken].long()]
+
+
 def apply(module: ModuleType) -> None:
     module.track_mamba_states_all_layers = _track_all_layers  # type: ignore[attr-defined]
     module.track_mamba_states_if_needed = _track_one_layer  # type: ignore[attr-defined]
+    module.fused_mamba_state_scatter_with_mask = _commit  # type: ignore[attr-defined]
+    module.fused_conv_window_scatter_with_mask = _commit  # type: ignore[attr-defined]
+    # Its one launch for several kinds of windows would be a third place to patch.
+    module._conv_multi_eligible = lambda _pairs: False  # type: ignore[attr-defined]

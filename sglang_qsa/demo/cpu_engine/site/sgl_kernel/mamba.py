@@ -42,10 +42,30 @@ def causal_conv1d_update_cpu(
     bias: torch.Tensor | None,
     activation: str,
     conv_state_indices: torch.Tensor,
+    intermediate_conv_window: torch.Tensor | None = None,
+    intermediate_state_indices: torch.Tensor | None = None,
+    **_links: Any,
 ) -> torch.Tensor:
-    return reference.conv_decode(
-        x, conv_states, weight, bias, activation, conv_state_indices
-    )
+    """A decode step [B, C], or with `intermediate_conv_window` a verify step [B, C, D].
+
+    A verify step leaves `conv_states` alone; the window after each draft goes to its
+    own place, and SGLang commits that of the last accepted one.
+    """
+    if intermediate_conv_window is None:
+        return reference.conv_decode(
+            x, conv_states, weight, bias, activation, conv_state_indices
+        )
+    assert intermediate_state_indices is not None
+    out = torch.empty_like(x)
+    rows = intermediate_state_indices.long()
+    windows = conv_states[conv_state_indices.long()]
+    sequences = torch.arange(len(rows))
+    for step in range(x.shape[2]):
+        out[:, :, step] = reference.conv_decode(
+            x[:, :, step], windows, weight, bias, activation, sequences
+        )
+        intermediate_conv_window[rows, step] = windows
+    return out
 
 
 def chunk_gated_delta_rule_cpu(

@@ -38,7 +38,11 @@ def fused_gdn_gating_cpu(
     "(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, "
     "Tensor(a!) initial_state_source, Tensor initial_state_indices, "
     "Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, float softplus_beta=1.0, "
-    "float softplus_threshold=20.0) -> Tensor"
+    "float softplus_threshold=20.0, bool is_kda=False, "
+    "bool disable_state_update=False, "
+    "Tensor(b!)? intermediate_states_buffer=None, "
+    "Tensor? intermediate_state_indices=None, int? cache_steps=None, "
+    "Tensor? retrieve_parent_token=None) -> Tensor"
 )
 def fused_sigmoid_gating_delta_rule_update_cpu(
     A_log: torch.Tensor,
@@ -54,20 +58,36 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     use_qk_l2norm_in_kernel: bool,
     softplus_beta: float = 1.0,
     softplus_threshold: float = 20.0,
+    is_kda: bool = False,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: torch.Tensor | None = None,
+    intermediate_state_indices: torch.Tensor | None = None,
+    cache_steps: int | None = None,
+    retrieve_parent_token: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """A decode step; with `disable_state_update` a verify step of a chain.
+
+    A verify step leaves the states alone and puts the one after each draft in
+    `intermediate_states_buffer` [rows, steps, G, V, K].
+    """
+    if is_kda or retrieve_parent_token is not None:
+        raise NotImplementedError("the CPU engine has GDN and chains of drafts only")
     value_heads = v.shape[2]
     log_decay, beta = reference.gdn_gates(
         A_log, a.reshape(-1, value_heads), b.reshape(-1, value_heads), dt_bias
     )
+    tokens = (q[0], k[0], v[0], log_decay[0], beta[0])
+    if intermediate_states_buffer is not None:
+        assert disable_state_update
+        assert intermediate_state_indices is not None
+        states = initial_state_source[initial_state_indices.long()]
+        rows = intermediate_state_indices[: len(states)].long()
+        out = reference.gated_delta_steps(
+            tokens, states, intermediate_states_buffer, rows
+        )
+        return out[None]
     out, _ = reference.gated_delta_rule(
-        q[0],
-        k[0],
-        v[0],
-        log_decay[0],
-        beta[0],
-        initial_state_source,
-        initial_state_indices,
-        cu_seqlens,
+        *tokens, initial_state_source, initial_state_indices, cu_seqlens
     )
     return out[None]
 
