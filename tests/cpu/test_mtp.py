@@ -154,6 +154,14 @@ def test_answers_are_those_without_drafts(
         assert is_as_without_drafts(answer, plain.answers[length])
 
 
+def test_the_launch_warns_of_upstream_s_index_keys(
+    plain: Serving, drafting: Serving
+) -> None:
+    told = "mix index keys of generated tokens"
+    assert told in drafting.server.log
+    assert told not in plain.server.log
+
+
 def test_drafts_are_counted(drafting: Serving) -> None:
     for answer in drafting.answers.values():
         steps = sum(answer.accepted_drafts)
