@@ -19,15 +19,15 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-from tqdm import tqdm
-
+from benchmarks.arguments import addresses
+from benchmarks.drawing import require_library
+from benchmarks.progress import request_bar
 from benchmarks.radix_cache import workloads
 from benchmarks.radix_cache.client import Server
 from benchmarks.radix_cache.options import as_arguments, check_turns, parse, round_turns
 from benchmarks.radix_cache.page import as_page
-from benchmarks.radix_cache.plots import require_library
 from benchmarks.radix_cache.result import document
 from benchmarks.radix_cache.run import Plan, Side, run
 from benchmarks.radix_cache.samples import read_facts
@@ -90,12 +90,10 @@ def _turns(options: argparse.Namespace) -> list[workloads.Turn]:
 async def _measure(
     options: argparse.Namespace, turns: list[workloads.Turn], state: _State
 ) -> None:
-    addresses = [(options.name, options.url)]
-    if options.url_baseline:
-        addresses.append((options.name_baseline, options.url_baseline))
-    servers = [Server(url, options.timeout_s) for _, url in addresses]
+    named = addresses(options)
+    servers = [Server(url, options.timeout_s) for _, url in named]
     try:
-        for (name, _), server in zip(addresses, servers, strict=True):
+        for (name, _), server in zip(named, servers, strict=True):
             facts = read_facts(await server.info())
             state.sides.append(Side(name, server, facts))
         most = min(side.facts.most_tokens for side in state.sides)
@@ -105,7 +103,7 @@ async def _measure(
         state.left_out = len(turns) - len(fitting)
         plan = _plan(options, fitting)
         total = state.wanted_requests * len(servers)
-        with _bar(total) as bar:
+        with request_bar(total) as bar:
 
             def on_answer(side: Side) -> None:
                 bar.set_postfix_str(side.name, refresh=False)
@@ -115,12 +113,6 @@ async def _measure(
     finally:
         for server in servers:
             await server.close()
-
-
-def _bar(total: int) -> tqdm[NoReturn]:
-    """On a terminal a bar; elsewhere a line every ten seconds."""
-    interval_s = 0.1 if sys.stderr.isatty() else 10.0
-    return tqdm(total=total, unit="request", dynamic_ncols=True, mininterval=interval_s)
 
 
 def _plan(options: argparse.Namespace, turns: list[workloads.Turn]) -> Plan:

@@ -5,29 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from benchmarks.arguments import (
+    OneLineParser,
+    add_servers,
+    factor,
+    natural,
+    positive,
+    vocabulary,
+)
 from benchmarks.radix_cache.samples import TIERS
 from benchmarks.radix_cache.workloads import WORKLOADS
-from sglang_qsa.errors import REFUSED, ConfigError, refusal
+from sglang_qsa.errors import ConfigError, refusal
 
 _ROUNDS = 10
 """Rounds of a pass where --round does not say it."""
 
 
-class _OneLine(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(REFUSED, f"{self.prog}: {message}; --help lists the arguments\n")
-
-
 def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     """Read the command line; a bad one ends the process with one line and code 2."""
-    parser = _OneLine(
-        "python -m benchmarks.radix_cache",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_servers(parser)
+    parser = OneLineParser("python -m benchmarks.radix_cache", description)
+    add_servers(parser)
     _add_requests(parser)
     _add_measurement(parser)
     options = parser.parse_args(argv)
@@ -37,29 +35,20 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     return options
 
 
-def _add_servers(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("servers").add_argument
-    add("--url", type=_url, required=True, help="a running SGLang server")
-    add("--url-baseline", type=_url, help="another one, to compare with")
-    add("--name", default="ours")
-    add("--name-baseline", default="stock")
-    add("--timeout-s", type=_factor, default=300.0, help="longest silence of a server")
-
-
 def _add_requests(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("requests").add_argument
     add("--workload", choices=WORKLOADS, default="chat")
     add("--trace", type=Path, help="a recorded trace instead, in Mooncake's format")
-    add("--sessions", type=_positive, default=32)
+    add("--sessions", type=positive, default=32)
     add(
         "--open-sessions",
-        type=_positive,
+        type=positive,
         help="how many of them take turns with each other (default: all)",
     )
-    add("--requests", type=_positive, help="stop after so many, of each pass")
+    add("--requests", type=positive, help="stop after so many, of each pass")
     add("--set", action="append", default=[], metavar="PART=LENGTHS")
-    add("--scale", type=_factor, default=1.0, help="of all lengths in tokens")
-    add("--vocabulary", type=_vocabulary, default=range(5, 492), metavar="LOW:HIGH")
+    add("--scale", type=factor, default=1.0, help="of all lengths in tokens")
+    add("--vocabulary", type=vocabulary, default=range(5, 492), metavar="LOW:HIGH")
     add("--seed", type=int, default=0)
     add(
         "--answers",
@@ -73,19 +62,19 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
 def _add_measurement(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("measurement").add_argument
     add("--out", type=Path, required=True, help="gets radix_cache.json and .html")
-    add("--clients", type=_positive, default=8)
-    add("--passes", type=_positive, default=1, help="send everything so many times")
+    add("--clients", type=positive, default=8)
+    add("--passes", type=positive, default=1, help="send everything so many times")
     add(
         "--flush",
         choices=("never", "start", "pass"),
         default="never",
         help="empty device and host memory before the first pass, or before each",
     )
-    add("--round", type=_positive, help="requests before the servers change places")
-    add("--warm-up", type=_natural, default=2, help="requests that are not measured")
+    add("--round", type=positive, help="requests before the servers change places")
+    add("--warm-up", type=natural, default=2, help="requests that are not measured")
     add(
         "--settle-s",
-        type=_factor,
+        type=factor,
         default=1.0,
         help="pause before the counters are read at the end, for backups",
     )
@@ -128,38 +117,3 @@ def check_turns(wanted: int, fitting: int, most_tokens: int) -> None:
                 way_out="make them shorter with --scale or --set",
             )
         )
-
-
-def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"found {text!r}; wanted http://HOST:PORT")
-    return text.rstrip("/")
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"found {text!r}; wanted 0 or more")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}; wanted 1 or more")
-    return int(text)
-
-
-def _factor(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a number above 0")
-    return value
-
-
-def _vocabulary(text: str) -> range:
-    low, _, high = text.partition(":")
-    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
-        raise argparse.ArgumentTypeError(f"found {text!r}; wanted LOW:HIGH")
-    return range(int(low), int(high))

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
-from io import StringIO
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.drawing import SIDE_COLOURS, WIDTH_INCHES, as_svg, legend, plain_ticks
 from benchmarks.radix_cache.samples import COMPUTED, SOURCES, UNSPLIT
-from sglang_qsa.errors import ConfigError, refusal
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 SOURCE_COLOURS = {
@@ -25,70 +21,15 @@ SOURCE_COLOURS = {
     UNSPLIT: "#6d6d6d",
     COMPUTED: "#d4d4d4",
 }
-_SIDE_COLOURS = ("#3a76af", "#d1605e")
-_WIDTH_INCHES = 10
-
-
-def require_library() -> None:
-    """Refuse a run whose report could not be drawn.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            refusal(
-                found="no matplotlib",
-                wanted="the library that draws the report",
-                origin="the Python of this run",
-                way_out="pip install -r requirements/dev.txt",
-            )
-        )
 
 
 def draw(servers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """SVG of each plot by its name, out of the servers of a result."""
-    plots: dict[str, Callable[[Figure, Sequence[Mapping[str, Any]]], None]] = {
-        "reuse": _reuse,
-        "latency": _latency,
-        "timeline": _timeline,
+    plots = {"reuse": _reuse, "latency": _latency, "timeline": _timeline}
+    return {
+        name: as_svg(name, partial(plot, servers=servers))
+        for name, plot in plots.items()
     }
-    return {name: _svg(name, plot, servers) for name, plot in plots.items()}
-
-
-def _svg(
-    name: str,
-    plot: Callable[[Figure, Sequence[Mapping[str, Any]]], None],
-    servers: Sequence[Mapping[str, Any]],
-) -> str:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    style: dict[Any, Any] = {
-        "svg.hashsalt": name,
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10,
-    }
-    text = StringIO()
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(_WIDTH_INCHES, 4), layout="constrained")
-        plot(figure, servers)
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(text, format="svg", metadata=nothing)
-    return _inlined(text.getvalue(), name)
-
-
-def _inlined(svg: str, name: str) -> str:
-    """Without the head of a file, and with ids that no other plot of a page has."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'href="#', f'href="#{name}-', svg)
-    svg = svg.replace("url(#", f"url(#{name}-")
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
 
 
 def _reuse(figure: Figure, servers: Sequence[Mapping[str, Any]]) -> None:
@@ -98,7 +39,7 @@ def _reuse(figure: Figure, servers: Sequence[Mapping[str, Any]]) -> None:
         for server in servers
         for at, part in enumerate(server["summary"]["by_pass"])
     ]
-    figure.set_size_inches(_WIDTH_INCHES, 1.4 + 0.45 * max(len(bars), 1))
+    figure.set_size_inches(WIDTH_INCHES, 1.4 + 0.45 * max(len(bars), 1))
     axis = figure.subplots()
     left = [0.0] * len(bars)
     for source in SOURCES:
@@ -127,7 +68,7 @@ def _reuse(figure: Figure, servers: Sequence[Mapping[str, Any]]) -> None:
     axis.invert_yaxis()
     axis.set_xlim(0, 100)
     axis.set_xlabel("% of prompt tokens")
-    _legend(figure, axis)
+    legend(figure, axis)
 
 
 def _bar_label(server: Mapping[str, Any], at: int) -> str:
@@ -138,7 +79,7 @@ def _bar_label(server: Mapping[str, Any], at: int) -> str:
 def _latency(figure: Figure, servers: Sequence[Mapping[str, Any]]) -> None:
     """Share of requests and of tokens that took at most so long."""
     panels = figure.subplots(1, 2)
-    for server, colour in zip(servers, _SIDE_COLOURS, strict=False):
+    for server, colour in zip(servers, SIDE_COLOURS, strict=False):
         firsts = [sample["ttft_s"] for sample in server["samples"]]
         gaps = [
             sample["inter_token_s"]
@@ -152,16 +93,16 @@ def _latency(figure: Figure, servers: Sequence[Mapping[str, Any]]) -> None:
     for axis, title in zip(panels, titles, strict=True):
         axis.set_title(title)
         axis.set_xscale("log")
-        _plain_ticks(axis.xaxis)
+        plain_ticks(axis.xaxis)
         axis.set_ylim(0, 1)
         axis.grid(alpha=0.25)
     panels[0].set_ylabel("share of requests")
-    _legend(figure, panels[0])
+    legend(figure, panels[0])
 
 
 def _timeline(figure: Figure, servers: Sequence[Mapping[str, Any]]) -> None:
     """Each request at its start, and below it what the server evicted."""
-    figure.set_size_inches(_WIDTH_INCHES, 0.8 + 3.2 * max(len(servers), 1))
+    figure.set_size_inches(WIDTH_INCHES, 0.8 + 3.2 * max(len(servers), 1))
     rows = figure.subplots(
         2 * max(len(servers), 1),
         squeeze=False,
@@ -184,12 +125,12 @@ def _timeline(figure: Figure, servers: Sequence[Mapping[str, Any]]) -> None:
                 )
         upper.set_title(server["name"], loc="left")
         upper.set_yscale("log")
-        _plain_ticks(upper.yaxis)
+        plain_ticks(upper.yaxis)
         upper.set_ylabel("TTFT, ms")
         _evictions(lower, server)
     if servers:
         axes[-1].set_xlabel("seconds for which the server was measured")
-        _legend(figure, *axes[::2])
+        legend(figure, *axes[::2])
 
 
 def _evictions(axis: Axes, server: Mapping[str, Any]) -> None:
@@ -206,24 +147,3 @@ def _evictions(axis: Axes, server: Mapping[str, Any]) -> None:
     axis.step([mark["at_s"] for mark in marks], grown, color="#404040", where="post")
     axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter("{x:,.0f}")
-
-
-def _plain_ticks(axis: Axis) -> None:
-    from matplotlib.ticker import LogFormatter, StrMethodFormatter
-
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axis.set_minor_formatter(LogFormatter())
-
-
-def _legend(figure: Figure, *axes: Axes) -> None:
-    found: dict[str, Artist] = {}
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if found:
-        figure.legend(
-            list(found.values()),
-            list(found),
-            loc="outside lower center",
-            ncols=len(found),
-        )

@@ -30,7 +30,7 @@ def document(
         stopped: why the run ended early; empty for a whole one.
     """
     servers = [_server(side) for side in sides]
-    found: dict[str, Any] = _rounded(
+    found: dict[str, Any] = rounded(
         {
             "benchmark": "radix_cache",
             "schema": SCHEMA,
@@ -72,12 +72,12 @@ def _sample(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Floats with six digits after the point: microseconds."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
+        return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(part) for part in value]
+        return [rounded(part) for part in value]
     return value

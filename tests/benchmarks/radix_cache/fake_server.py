@@ -127,7 +127,7 @@ class FakeServer:
         answer = web.StreamResponse()
         await answer.prepare(request)
         wanted = body["sampling_params"]["max_new_tokens"]
-        ids = [(sum(prompt) + 31 * at) % 487 + 5 for at in range(wanted)]
+        ids = self._continue(prompt, wanted)
         await asyncio.sleep(self.prefill_s)
         sent = 0
         while sent < wanted:
@@ -162,6 +162,9 @@ class FakeServer:
             "cached_tokens_details": {self.hit_source: cached} if cached else None,
             "finish_reason": None,
         }
+
+    def _continue(self, prompt: tuple[int, ...], tokens: int) -> list[int]:
+        return [(sum(prompt) + 31 * at) % 487 + 5 for at in range(tokens)]
 
     def _look_up(self, prompt: tuple[int, ...]) -> int:
         end = 0

@@ -16,22 +16,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_qsa.demo.server import SGLangServer
-from sglang_qsa.demo.tiny_model import cached_checkpoint
 from sglang_qsa.errors import REFUSED
-from sglang_qsa.preflight import BACKEND_NAME
+from tests.benchmarks.small_server import DEVICE_TOKENS, with_host_memory
 
 pytestmark = pytest.mark.server
 
-DEVICE_TOKENS = 1024
-FLAGS = (
-    *("--radix-cache-backend", BACKEND_NAME, "--enable-metrics"),
-    *("--skip-tokenizer-init", "--max-total-tokens", str(DEVICE_TOKENS)),
-    *("--enable-hierarchical-cache", "--hicache-ratio", "8"),
-    *("--hicache-mem-layout", "page_first_direct", "--hicache-io-backend", "direct"),
-)
-SHORT_PROMPTS = {"SGLANG_QSA_HOST_TOKENS_PER_CHECKPOINT": "256"}
-"""By default the 8,192 tokens of host memory get two checkpoints: too few to be found
-again, whatever the order in which two clients come."""
 SMALL = (
     *("--workload", "long_qa", "--sessions", "3", "--clients", "2", "--warm-up", "0"),
     *("--set", "system=70", "--set", "document=uniform:300:500", "--set", "turns=3"),
@@ -43,9 +32,7 @@ REQUESTS = 18
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangServer]:
     logs = tmp_path_factory.mktemp("server")
-    with SGLangServer(
-        cached_checkpoint(), logs, flags=FLAGS, environment=SHORT_PROMPTS
-    ) as server:
+    with with_host_memory(logs) as server:
         server.wait_ready()
         yield server
 
