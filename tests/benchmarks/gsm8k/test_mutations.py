@@ -11,6 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,9 @@ def run(url: str, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads((out / "gsm8k.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    folder = tmp_path_factory.mktemp("mutations")
+@contextmanager
+def breakable(model: Path, folder: Path, device: str = "cpu") -> Iterator[Setup]:
+    """A server with the record store, which breaks what `Setup.mutation` names."""
     mutation = folder / "mutation"
     environment = {"PYTHONPATH": str(MUTATED), "QSA_TEST_MUTATION": str(mutation)}
     with (
@@ -78,11 +79,17 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
             "disk", folder, chunk_tokens=64, gigabytes=1, progress=ignore_progress
         ) as tier,
         SGLangServer(
-            cached_checkpoint(), folder, flags=tier.flags(), environment=environment
+            model, folder, device=device, flags=tier.flags(), environment=environment
         ) as server,
     ):
         server.wait_ready()
-        setup = Setup(server, folder, mutation)
+        yield Setup(server, folder, mutation)
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    folder = tmp_path_factory.mktemp("mutations")
+    with breakable(cached_checkpoint(), folder) as setup:
         code, result = setup.run("healthy")
         assert (code, result["failures"]) == (0, [])
         assert_served(result)

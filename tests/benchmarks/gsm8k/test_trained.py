@@ -14,10 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.restart_tiers import open_tier
-from sglang_qsa.demo.processes import ignore_progress
-from sglang_qsa.demo.server import SGLangServer
-from tests.benchmarks.gsm8k.test_mutations import MUTATED, Setup
+from tests.benchmarks.gsm8k.test_mutations import Setup, breakable
 
 pytest.importorskip("sgl_eval", reason="needs requirements/bench.txt")
 
@@ -50,22 +47,8 @@ def run(url: str, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     folder = tmp_path_factory.mktemp("trained")
-    mutation = folder / "mutation"
-    environment = {"PYTHONPATH": str(MUTATED), "QSA_TEST_MUTATION": str(mutation)}
-    with (
-        open_tier(
-            "disk", folder, chunk_tokens=64, gigabytes=1, progress=ignore_progress
-        ) as tier,
-        SGLangServer(
-            Path(MODEL),
-            folder,
-            device=DEVICE,
-            flags=tier.flags(),
-            environment=environment,
-        ) as server,
-    ):
-        server.wait_ready()
-        yield Setup(server, folder, mutation)
+    with breakable(Path(MODEL), folder, DEVICE) as setup:
+        yield setup
 
 
 def test_the_healthy_tier_answers_as_the_device_does(setup: Setup) -> None:
