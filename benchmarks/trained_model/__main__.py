@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
                 found="no CUDA device",
                 wanted="one",
                 origin="--device cuda",
-                way_out="--device cpu --size small, which takes an hour",
+                way_out="use --device cpu --size small",
             )
         )
     # transformers' model: after the check, since the CPU builds do not import it.
