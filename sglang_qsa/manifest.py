@@ -19,6 +19,7 @@ from dataclasses import MISSING, dataclass, fields
 from importlib import import_module, metadata
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -55,6 +56,8 @@ class PatchRecord:
     """How a hook wraps its target; empty for a diff."""
     upstream: str
     """`distribution==version` it was written and tested against."""
+    only_with: str = ""
+    """Package that is optional, and without which nothing of this is reached."""
     target_sha256: str
     reason: str
     """What breaks without it."""
@@ -107,14 +110,19 @@ def target_digest(target: str) -> str:
 
 
 def verify_manifest() -> list[str]:
-    """What is not as recorded, one line each; empty when all is."""
+    """What is not as recorded, one line each; empty when all is.
+
+    Records that belong to a package which is not installed are left out: whoever
+    needs that package is told of it by its name (`preflight`).
+    """
     try:
         records = load_manifest()
     except ConfigError as error:
         return [str(error)]
     problems = [*_unmatched_hooks(records), *_unmatched_diffs(records)]
     for record in records:
-        problems.extend(_upstream_problems(record))
+        if not record.only_with or find_spec(record.only_with):
+            problems.extend(_upstream_problems(record))
     return problems
 
 

@@ -19,6 +19,8 @@ from sglang_qsa.preflight import BACKEND_NAME
 PAGE = 64
 LONG = 2900
 LENGTHS = (384, 1000, LONG)
+WITHOUT_LMCACHE = {"PYTHONPATH": str(Path(__file__).parent / "alone")}
+"""Host memory and storage work where it is not installed."""
 
 pytestmark = pytest.mark.server
 
@@ -66,7 +68,7 @@ def server_on(
             *("--hicache-storage-prefetch-policy", "wait_complete"),
             *("--hicache-storage-backend-extra-config", json.dumps(extra)),
         ],
-        environment=environment,
+        environment=environment | WITHOUT_LMCACHE,
     )
 
 

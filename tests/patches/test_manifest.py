@@ -121,6 +121,21 @@ def test_every_difference_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"{hook.id}: found a hook; wanted its record" in problems
 
 
+@pytest.mark.parametrize(("package", "lines"), [("pytest", 2), ("no_such", 0)])
+def test_an_optional_package_is_checked_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, package: str, lines: int
+) -> None:
+    (record,) = parse_manifest(toml(only_with=package))
+    monkeypatch.setattr(manifest, "load_manifest", lambda: (*RECORDS, record))
+    problems = [line for line in manifest.verify_manifest() if "hook in" not in line]
+    assert len(problems) == lines
+
+
+def test_lmcache_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lmcache", None)
+    assert manifest.verify_manifest() == []
+
+
 def test_update_changes_the_digests_alone() -> None:
     before = "# A comment stays.\n" + toml(target_sha256="0" * 64)
     after = manifest.update_digests(before)
