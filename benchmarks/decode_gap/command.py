@@ -28,6 +28,7 @@ from benchmarks.decode_gap.schedule import (
     STREAM_PROMPT_TOKENS,
     TAIL_TOKENS,
     Measured,
+    Notes,
     Workload,
     measure,
 )
@@ -170,8 +171,8 @@ def _run(
     if not options.tiny:
         model = write_real_shapes(options.out / "logs" / "real-shapes", model)
         flags = ["--load-format", "dummy", "--skip-tokenizer-init"]
-    steps = work / "steps"
-    steps.unlink(missing_ok=True)
+    notes = Notes(steps=work / "steps", calls=work / "calls")
+    notes.remove()
     inherited = os.environ.get("PYTHONPATH", "")
     server = SGLangServer(
         model,
@@ -188,13 +189,14 @@ def _run(
         ],
         environment={
             "PYTHONPATH": os.pathsep.join(filter(None, [str(PROBE), inherited])),
-            "QSA_BENCH_STEPS": str(steps),
+            "QSA_BENCH_STEPS": str(notes.steps),
+            "QSA_BENCH_CALLS": str(notes.calls),
         },
     )
     with server:
         server.wait_ready(lambda message: progress(f"{name}: {message}"))
         return measure(
-            server.url, steps, workload, lambda message: progress(f"{name}: {message}")
+            server.url, notes, workload, lambda message: progress(f"{name}: {message}")
         )
 
 

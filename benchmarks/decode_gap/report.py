@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.decode_gap.schedule import Measured, Window, Workload
+from benchmarks.decode_gap.schedule import (
+    CALLS,
+    LEAST_GAPS,
+    Measured,
+    Window,
+    Workload,
+)
 
 _OF_DEVICE = "-device"
 
@@ -35,6 +41,11 @@ def _of_variant(found: Measured) -> dict[str, Any]:
         "quiet": _of_window(found.quiet),
         "restores": _of_window(found.restores),
         "prefill": None if found.prefill is None else _of_window(found.prefill),
+        "calls_us": {
+            kind: spread(found.calls_s[kind], scale=1e6)
+            for kind in CALLS
+            if len(found.calls_s[kind]) >= LEAST_GAPS
+        },
         "restored_share": sum(restored) / len(restored),
         "ttft_ms": spread([answer.seconds for answer in found.answers]),
         "prefill_s": found.prefill_s,
@@ -49,18 +60,19 @@ def _of_window(window: Window) -> dict[str, Any]:
     }
 
 
-def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Number, median, 99th percentile (interpolated) and maximum in milliseconds.
+def spread(seconds: Sequence[float], *, scale: float = 1e3) -> dict[str, float]:
+    """Number, median, 99th percentile (interpolated) and maximum.
 
     Args:
         seconds: two at least.
+        scale: of the results to a second; milliseconds by default.
     """
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     return {
         "n": len(seconds),
-        "p50": 1000 * statistics.median(seconds),
-        "p99": 1000 * cuts[98],
-        "max": 1000 * max(seconds),
+        "p50": scale * statistics.median(seconds),
+        "p99": scale * cuts[98],
+        "max": scale * max(seconds),
     }
 
 
@@ -101,9 +113,28 @@ def as_markdown(result: dict[str, Any]) -> str:
             f"{added['client_ms']['p99']:+.2f} ms, scheduler "
             f"{added['scheduler_ms']['p99']:+.2f} ms.",
         ]
+    lines += _of_calls(result)
     if load["prefill_tokens"]:
         lines += _of_prefill(result)
     return "\n".join(lines) + "\n"
+
+
+def _of_calls(result: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {name} | {kind} | {of['n']} | {_cell(of)} |"
+        for name, variant in result["variants"].items()
+        for kind, of in variant["calls_us"].items()
+    ]
+    if not rows:
+        return []
+    return [
+        "",
+        "The scheduler's thread in one call that submits copies, µs:",
+        "",
+        "| server | call | calls | median / 99th percentile / longest |",
+        "|---|---|---:|---:|",
+        *rows,
+    ]
 
 
 def _of_prefill(result: dict[str, Any]) -> list[str]:
@@ -127,5 +158,5 @@ def _of_prefill(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _cell(spread_ms: Mapping[str, float]) -> str:
-    return " / ".join(f"{spread_ms[name]:.1f}" for name in ("p50", "p99", "max"))
+def _cell(spread_of: Mapping[str, float]) -> str:
+    return " / ".join(f"{spread_of[name]:.1f}" for name in ("p50", "p99", "max"))

@@ -20,6 +20,7 @@ STREAM_PROMPT_TOKENS = 500
 WARM_UPS = 2
 QUIET_S = 2.0
 PAUSE_S = 0.3
+CALLS = ("backup", "load")
 LEAST_GAPS = 2
 """For a median and a percentile."""
 _AFTER_S = 0.2
@@ -50,6 +51,30 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Notes:
+    """Files that a server's `probe` writes."""
+
+    steps: Path
+    calls: Path
+
+    def remove(self) -> None:
+        for path in (self.steps, self.calls):
+            path.unlink(missing_ok=True)
+
+    def step_times(self) -> Sequence[float]:
+        return array("d", self.steps.read_bytes())
+
+    def call_times(self, span: tuple[float, float]) -> dict[str, list[float]]:
+        """Seconds of the scheduler's thread in each backup and load of `span`."""
+        found: dict[str, list[float]] = {kind: [] for kind in CALLS}
+        notes = array("d", self.calls.read_bytes() if self.calls.exists() else b"")
+        for ended, kind, seconds in zip(*[iter(notes)] * 3, strict=True):
+            if span[0] <= ended <= span[1]:
+                found[CALLS[int(kind)]].append(seconds)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """One server under one workload."""
 
@@ -57,6 +82,9 @@ class Measured:
     """Streams alone."""
     restores: Window
     prefill: Window | None
+    calls_s: dict[str, list[float]]
+    """Of the scheduler's thread in each submission of copies, by kind, while prompts
+    came again."""
     answers: list[Generation]
     """To prompts that came again."""
     prefill_s: float | None
@@ -65,11 +93,11 @@ class Measured:
     """Of another one of its length, without streams."""
 
 
-def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Measured:
+def measure(url: str, notes: Notes, workload: Workload, progress: Progress) -> Measured:
     """Run the workload against the server at `url`.
 
     Args:
-        steps: what `probe/step_times` writes for this server.
+        notes: what the probe in this server writes.
     Raises:
         RuntimeError: a stream ended early, or too few tokens came in a window.
         OSError: a request failed.
@@ -110,7 +138,7 @@ def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Me
     if workload.prefill_tokens:
         cold = prompt(workload.prefill_tokens + 1)
         alone_s = generate(url, cold, max_new_tokens=1).seconds
-    of_scheduler = array("d", steps.read_bytes()).tolist()
+    of_scheduler = notes.step_times()
     windows = {
         name: _window(name, span, streams, of_scheduler) for name, span in spans.items()
     }
@@ -118,6 +146,7 @@ def measure(url: str, steps: Path, workload: Workload, progress: Progress) -> Me
         quiet=windows["quiet"],
         restores=windows["restores"],
         prefill=windows.get("prefill"),
+        calls_s=notes.call_times(spans["restores"]),
         answers=answers,
         prefill_s=prefill_s,
         prefill_alone_s=alone_s,

@@ -6,7 +6,6 @@ calls that wait for the device. Here nothing waits: streams and events keep the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -139,27 +138,26 @@ class RecordController(HybridCacheController):  # type: ignore[misc]
             for transfer in pool_transfers or ()
             if transfer.name == PoolName.MAMBA
         ]
-        return moves_of(host_indices, device_indices, states)
+        self._moved = moves_of(host_indices, device_indices, states)
+        return self._moved
 
     _l2_load_transfers = _l2_transfers
 
     def _transfer_num_bytes(self, op: Any) -> int:
         """What upstream's counters add once it has seen the end of the copies.
 
-        Upstream counts a checkpoint for each place that it goes to; two places are one
-        trip over the link.
+        Asked for the operation just submitted. Upstream counts a checkpoint for each
+        place that it goes to; two places are one trip over the link.
         """
-        counted = int(super()._transfer_num_bytes(op))
-        places = Counter(
-            record
-            for transfer in op.pool_transfers or ()
-            if transfer.name == PoolName.MAMBA
-            for record in transfer.host_indices.tolist()
+        states = self.mem_pool_host.entry_map[PoolName.MAMBA].host_pool
+        in_page = sum(
+            entry.host_pool.size_per_token
+            for entry in self.mem_pool_host.entries
+            if entry.host_pool is not states
         )
-        if spared := sum(number // 2 for number in places.values()):
-            states = self.mem_pool_host.entry_map[PoolName.MAMBA].host_pool
-            counted -= spared * states.size_per_token
-        return counted
+        moved = self._moved
+        trips = len(moved.checkpoints)
+        return len(moved.host) * int(in_page) + trips * int(states.size_per_token)
 
 
 def part_ends(layers: int, parts: int = PARTS) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,14 @@ import pytest
 
 from benchmarks.decode_gap.command import main
 from benchmarks.decode_gap.report import as_markdown, as_result, spread
-from benchmarks.decode_gap.schedule import Measured, Window, Workload, _window, gaps
+from benchmarks.decode_gap.schedule import (
+    Measured,
+    Notes,
+    Window,
+    Workload,
+    _window,
+    gaps,
+)
 from sglang_qsa.demo.client import Generation
 
 SMALL = [
@@ -27,7 +35,8 @@ def answer(host_tokens: int) -> Generation:
 
 def measured(gap_s: float, host_tokens: int) -> Measured:
     window = Window([gap_s] * 3, [gap_s] * 3)
-    return Measured(window, window, None, [answer(host_tokens)] * 2, None, None)
+    calls = {"backup": [0.0001] * 2, "load": [0.0002] * 2 if host_tokens else []}
+    return Measured(window, window, None, calls, [answer(host_tokens)] * 2, None, None)
 
 
 def test_gaps_end_in_the_span() -> None:
@@ -62,7 +71,18 @@ def test_what_host_memory_adds_is_the_difference() -> None:
     assert result["added_ms"]["ours"]["scheduler_ms"]["p99"] == pytest.approx(2)
     machine = {"gpu": "", "cpu": "x", "versions": {"sglang": "1", "torch": "2"}}
     facts = {"machine": machine | {"commit": "abc"}, "note": ""}
-    assert "client +2.00 ms, scheduler +2.00 ms" in as_markdown(facts | result)
+    table = as_markdown(facts | result)
+    assert "client +2.00 ms, scheduler +2.00 ms" in table
+    assert "| ours | load | 2 | 200.0 / 200.0 / 200.0 |" in table
+    assert "| ours-device | load" not in table
+
+
+def test_calls_of_the_span(tmp_path: Path) -> None:
+    notes = Notes(steps=tmp_path / "steps", calls=tmp_path / "calls")
+    assert notes.call_times((0, 9)) == {"backup": [], "load": []}
+    rows = [1.0, 0, 0.5, 2.0, 1, 0.25, 9.5, 1, 0.125]
+    notes.calls.write_bytes(array("d", rows).tobytes())
+    assert notes.call_times((1, 9)) == {"backup": [0.5], "load": [0.25]}
 
 
 def test_nothing_to_restore(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,3 +112,4 @@ def test_every_prompt_is_restored(tmp_path: Path) -> None:
         assert ours["quiet"][place]["n"] > 5
         assert ours["restores"][place]["n"] > 5
         assert ours["quiet"][place]["p50"] > 0
+    assert ours["calls_us"]["load"]["n"] >= ours["ttft_ms"]["n"]
