@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +36,13 @@ from sglang_qsa.demo.report import ProgressLine
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.tiny_model import cached_checkpoint
 from sglang_qsa.geometry import ServerFacts, build, read_model_config
+
+DRAFTS = 3
+NEXTN = (
+    *("--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1"),
+    *("--speculative-num-steps", str(DRAFTS)),
+    *("--speculative-num-draft-tokens", str(DRAFTS + 1)),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,9 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--answer-tokens", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument(
-        "--stable-selection",
+        "--mtp",
         action="store_true",
-        help="replace upstream's selection, whose ties change from call to call",
+        help=f"a model with an MTP layer, and {DRAFTS} drafts a step",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--l1-gb", type=int, default=8, help="host memory of the tier")
@@ -98,7 +104,6 @@ def _measure(
             work,
             device=options.device,
             flags=[*tier.flags(), *flags],
-            environment=_environment(options),
         )
         with server:
             started = time.monotonic()
@@ -121,20 +126,13 @@ def _measure(
         }
 
 
-def _environment(options: argparse.Namespace) -> dict[str, str]:
-    if not options.stable_selection:
-        return {}
-    inherited = os.environ.get("PYTHONPATH", "")
-    folder = str(Path(__file__).parent / "stable_selection")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, inherited]))}
-
-
 def _model(options: argparse.Namespace) -> tuple[Path, list[str]]:
-    tiny = cached_checkpoint()
+    tiny = cached_checkpoint(mtp=options.mtp)
+    flags = [*(NEXTN if options.mtp else ()), *options.flags]
     if options.tiny:
-        return tiny, list(options.flags)
+        return tiny, flags
     model = write_real_shapes(options.out / "logs" / "real-shapes", tiny)
-    return model, ["--load-format", "dummy", "--skip-tokenizer-init", *options.flags]
+    return model, ["--load-format", "dummy", "--skip-tokenizer-init", *flags]
 
 
 class _Run:
@@ -198,6 +196,7 @@ class _Run:
                 tier_tokens=first.storage_tokens + first.host_tokens,
                 output_ids=answer.output_ids,
                 logprobs=(*first.logprobs, *answer.logprobs),
+                accepted_drafts=answer.accepted_drafts,
             )
         )
 

@@ -33,6 +33,8 @@ class Sample:
     tier_tokens: int
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    accepted_drafts: tuple[int, ...] = ()
+    """Steps of the answer by the number of drafts that were accepted; MTP only."""
 
 
 def as_result(
@@ -63,7 +65,7 @@ def as_result(
             "answer_tokens": options.answer_tokens,
             "repeats": options.repeats,
             "chunk_tokens": options.chunk_tokens,
-            "stable_selection": options.stable_selection,
+            "mtp": options.mtp,
             "flags": options.flags,
         },
         "layout_id": layout.layout_id,
@@ -96,12 +98,16 @@ def _added_s(samples: list[Sample], anchor: int) -> float:
 
 
 def _holds(restored: list[Sample], hits: list[Sample], anchor: int) -> bool:
-    """Served whole, with the tokens of a device hit, and no further from the first
-    device hit than the others are: not at all, where those agree."""
+    """Served whole, with the tokens and accepted drafts of a device hit, and no further
+    from the first device hit than the others are: not at all, where those agree."""
     spread = _difference(hits, hits[0])
     return _difference(restored, hits[0]) <= spread and all(
-        s.tier_tokens == anchor and s.output_ids == hits[0].output_ids for s in restored
+        s.tier_tokens == anchor and _answer(s) == _answer(hits[0]) for s in restored
     )
+
+
+def _answer(sample: Sample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return sample.output_ids, sample.accepted_drafts
 
 
 def _difference(samples: list[Sample], yardstick: Sample) -> float:
@@ -124,7 +130,7 @@ def _summary(step: str, samples: list[Sample], yardstick: Sample) -> dict[str, A
         "median_ttft_s": round(statistics.median(s.ttft_s for s in samples), 4),
         "device_tokens": samples[0].device_tokens,
         "tier_tokens": min(s.tier_tokens for s in samples),
-        "tokens_equal": all(s.output_ids == yardstick.output_ids for s in samples),
+        "tokens_equal": all(_answer(s) == _answer(yardstick) for s in samples),
         "max_logprob_difference": _difference(samples, yardstick),
     }
 
@@ -142,8 +148,9 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"# Restart and restore of a {arguments['prompt_tokens']:,}-token prompt",
         "",
         f"{facts['gpu'] or facts['cpu']}, {versions}, commit {facts['commit'][:12]}. "
-        f"Tier: {result['tier']}{chunk}, {_selection(arguments)}. Answers of "
-        f"{arguments['answer_tokens']} tokens. Baseline: {result['baseline']}.",
+        f"Tier: {result['tier']}{chunk}. Answers of "
+        f"{arguments['answer_tokens']} tokens{_drafts(result)}. "
+        f"Baseline: {result['baseline']}.",
         "",
         "| step | n | TTFT, s | from device | from the tier | tokens "
         "| max log-prob difference to the first device hit |",
@@ -178,9 +185,15 @@ def as_markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _selection(arguments: dict[str, Any]) -> str:
-    kind = "stable" if arguments["stable_selection"] else "upstream's"
-    return f"{kind} block selection"
+def _drafts(result: dict[str, Any]) -> str:
+    accepted = result["samples"][0]["accepted_drafts"]
+    if not accepted:
+        return ""
+    return (
+        f" with MTP, the same accepted drafts counted as equal (cold: "
+        f"{sum(n * steps for n, steps in enumerate(accepted))} of "
+        f"{sum(accepted) * (len(accepted) - 1)})"
+    )
 
 
 def _outcomes(result: dict[str, Any]) -> str:
@@ -189,6 +202,5 @@ def _outcomes(result: dict[str, Any]) -> str:
         return "All device hits gave the same log-probabilities, bit for bit."
     return (
         f"Device hits by themselves gave {count} different sets of log-probabilities: "
-        "upstream's block selection breaks ties by atomics. Compare bits with "
-        "`--stable-selection`."
+        "bits cannot be compared here."
     )

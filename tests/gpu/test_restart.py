@@ -30,4 +30,4 @@ def test_restored_prompt_has_the_bits_of_a_device_hit(
     flat += ["--prompt-tokens", "8204", "32780"]
     flags = ["--max-total-tokens", "140000", "--max-mamba-cache-size", "64"]
     flags += shlex.split(os.environ.get(FLAGS, ""))
-    assert restart.main([*flat, "--stable-selection", "--", *flags]) == 0
+    assert restart.main([*flat, "--", *flags]) == 0
