@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.interrupts import stopped_as_interrupt
 from benchmarks.real_shapes import write_real_shapes
 from benchmarks.restart_report import (
     COLD,
@@ -48,7 +49,7 @@ NEXTN = (
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    with ProgressLine() as progress:
+    with stopped_as_interrupt(), ProgressLine() as progress:
         results = _measure(options, progress)
     for tokens, result in results.items():
         name = "restart" if len(results) == 1 else f"restart_{tokens}"

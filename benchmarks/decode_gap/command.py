@@ -32,6 +32,7 @@ from benchmarks.decode_gap.schedule import (
     Workload,
     measure,
 )
+from benchmarks.interrupts import INTERRUPTED, stopped_as_interrupt
 from benchmarks.real_shapes import write_real_shapes
 from sglang_qsa.demo.report import ProgressLine
 from sglang_qsa.demo.server import SGLangServer
@@ -92,27 +93,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     options.out.mkdir(parents=True, exist_ok=True)
     measured: dict[str, Measured] = {}
-    stopped = ""
+    stopped, code = "", 0
     try:
-        with ProgressLine() as progress:
+        with stopped_as_interrupt(), ProgressLine() as progress:
             for name in options.variants:
                 measured[name] = _run(name, options, workload, progress)
+                _save(options, workload, measured, "")
     except (OSError, RuntimeError) as error:
-        stopped = f"{name}: {error}"
-    result: dict[str, Any] = {
-        "machine": machine.describe(),
-        "note": options.note,
-        "flags": options.flags,
-        "stopped": stopped,
-        **as_result(workload, measured),
-    }
-    (options.out / "decode_gap.json").write_text(json.dumps(result, indent=1) + "\n")
-    table = as_markdown(result)
-    (options.out / "decode_gap.md").write_text(table)
-    print(table)
+        stopped, code = f"{name}: {error}", REFUSED
+    except KeyboardInterrupt:
+        stopped, code = f"{name}: interrupted", INTERRUPTED
     if stopped:
-        print(f"{stopped}; partial result in {options.out}", file=sys.stderr)
-        return REFUSED
+        kept = f"; partial result in {options.out}" if measured else ""
+        _save(options, workload, measured, stopped)
+        print(f"{stopped}{kept}", file=sys.stderr)
+        return code
+    result = _save(options, workload, measured, "")
+    print((options.out / "decode_gap.md").read_text())
     unserved = [
         name
         for name, of in result["variants"].items()
@@ -126,6 +123,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
     return 1 if unserved else 0
+
+
+def _save(
+    options: argparse.Namespace,
+    workload: Workload,
+    measured: dict[str, Measured],
+    stopped: str,
+) -> dict[str, Any]:
+    """Write what was measured so far; a later call replaces it."""
+    result: dict[str, Any] = {
+        "machine": machine.describe(),
+        "note": options.note,
+        "flags": options.flags,
+        "stopped": stopped,
+        **as_result(workload, measured),
+    }
+    if measured:
+        text = json.dumps(result, indent=1) + "\n"
+        (options.out / "decode_gap.json").write_text(text)
+        (options.out / "decode_gap.md").write_text(as_markdown(result))
+    return result
 
 
 def _parser() -> argparse.ArgumentParser:

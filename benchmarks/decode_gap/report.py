@@ -16,6 +16,7 @@ from benchmarks.decode_gap.schedule import (
 )
 
 _OF_DEVICE = "-device"
+PLACES = ("client_ms", "scheduler_ms", "plain_ms")
 
 
 def as_result(workload: Workload, measured: Mapping[str, Measured]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def as_result(workload: Workload, measured: Mapping[str, Measured]) -> dict[str,
                 - variants[name + _OF_DEVICE]["restores"][place][share]
                 for share in ("p50", "p99", "max")
             }
-            for place in ("client_ms", "scheduler_ms")
+            for place in PLACES
         }
         for name in variants
         if name + _OF_DEVICE in variants
@@ -57,6 +58,7 @@ def _of_window(window: Window) -> dict[str, Any]:
     return {
         "client_ms": spread(window.client_s),
         "scheduler_ms": spread(window.scheduler_s),
+        "plain_ms": spread(window.plain_s),
     }
 
 
@@ -91,8 +93,9 @@ def as_markdown(result: dict[str, Any]) -> str:
         "from device memory, no host memory behind.",
         "",
         "| server | restored | first token | client, streams alone | client, restores "
-        "| scheduler, streams alone | scheduler, restores |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| scheduler, streams alone | scheduler, restores | of these, no prompt's "
+        "forward between |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, of in result["variants"].items():
         cells = [
@@ -104,6 +107,7 @@ def as_markdown(result: dict[str, Any]) -> str:
                 for place in ("client_ms", "scheduler_ms")
                 for window in ("quiet", "restores")
             ),
+            _cell(of["restores"]["plain_ms"]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     for name, added in result["added_ms"].items():
@@ -111,7 +115,8 @@ def as_markdown(result: dict[str, Any]) -> str:
             "",
             f"Added by host memory, {name}, at the 99th percentile: client "
             f"{added['client_ms']['p99']:+.2f} ms, scheduler "
-            f"{added['scheduler_ms']['p99']:+.2f} ms.",
+            f"{added['scheduler_ms']['p99']:+.2f} ms, with no prompt's forward "
+            f"between {added['plain_ms']['p99']:+.2f} ms.",
         ]
     lines += _of_calls(result)
     if load["prefill_tokens"]:

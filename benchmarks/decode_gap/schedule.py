@@ -48,6 +48,8 @@ class Window:
     """Between chunks of one stream, as they arrived; all streams."""
     scheduler_s: list[float]
     """Between results of decode steps in the scheduler."""
+    plain_s: list[float]
+    """Of these, those without the result of a prompt's forward in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,16 @@ class Notes:
         for path in (self.steps, self.calls):
             path.unlink(missing_ok=True)
 
-    def step_times(self) -> Sequence[float]:
-        return array("d", self.steps.read_bytes())
+    def step_times(self) -> list[tuple[float, bool]]:
+        """Of each decode step: when its result came, and whether a prompt's forward
+        had its own since the step before."""
+        found, beside = [], False
+        pairs = iter(array("d", self.steps.read_bytes()))
+        for at, other in zip(pairs, pairs, strict=True):
+            if not other:
+                found.append((at, beside))
+            beside = bool(other)
+        return found
 
     def call_times(self, span: tuple[float, float]) -> dict[str, list[float]]:
         """Seconds of the scheduler's thread in each backup and load of `span`."""
@@ -157,11 +167,14 @@ def _window(
     name: str,
     span: tuple[float, float],
     streams: Sequence[Stream],
-    steps: Sequence[float],
+    steps: Sequence[tuple[float, bool]],
 ) -> Window:
     client_s = [gap for stream in streams for gap in gaps(stream.times_s, span)]
-    window = Window(client_s, gaps(steps, span))
-    for place, found in (("client", client_s), ("scheduler", window.scheduler_s)):
+    beside = [of_prompt for at, of_prompt in steps[1:] if span[0] <= at <= span[1]]
+    scheduler_s = gaps([at for at, _ in steps], span)
+    plain_s = [gap for gap, of in zip(scheduler_s, beside, strict=True) if not of]
+    window = Window(client_s, scheduler_s, plain_s)
+    for place, found in (("client", client_s), ("scheduler", plain_s)):
         if len(found) < LEAST_GAPS:
             raise RuntimeError(
                 f"found {len(found)} gaps between tokens at the {place} ({name}); "

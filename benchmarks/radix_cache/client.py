@@ -18,6 +18,9 @@ _READ_BUFFER_BYTES = 2**22
 """Holds one event: every event repeats all tokens of the answer so far."""
 
 _CONNECT_S = 30.0
+_IDLE_S = 2.0
+"""A connection is not used again after it: SGLang closes idle ones after 5 s, and a
+POST that meets the closing is lost."""
 
 
 class ServerFailed(QsaError):
@@ -51,7 +54,7 @@ class Server:
         self._silence_s = silence_s
         self._session = aiohttp.ClientSession(
             timeout=timeout,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
             read_bufsize=_READ_BUFFER_BYTES,
         )
 

@@ -1,7 +1,8 @@
-"""Write down when the scheduler has each decode step's result.
+"""Write down when the scheduler has each batch's result.
 
-Times are `time.perf_counter()`, whose zero all processes of a machine share, appended
-as native doubles to the file that `QSA_BENCH_STEPS` names.
+Pairs of native doubles, appended to the file that `QSA_BENCH_STEPS` names: the time
+(`time.perf_counter()`, whose zero all processes of a machine share), and 0 for a decode
+step or 1 for anything else.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def apply(module: ModuleType) -> None:
     @functools.wraps(original)
     def noted(self: Any, batch: Any, *rest: Any, **options: Any) -> Any:
         done = original(self, batch, *rest, **options)
-        if batch.forward_mode.is_decode():
-            os.write(out, array("d", [time.perf_counter()]).tobytes())
+        other = not batch.forward_mode.is_decode()
+        os.write(out, array("d", [time.perf_counter(), other]).tobytes())
         return done
 
     scheduler.process_batch_result = noted

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.decode_gap import command
 from benchmarks.decode_gap.command import main
 from benchmarks.decode_gap.report import as_markdown, as_result, spread
 from benchmarks.decode_gap.schedule import (
@@ -34,7 +37,7 @@ def answer(host_tokens: int) -> Generation:
 
 
 def measured(gap_s: float, host_tokens: int) -> Measured:
-    window = Window([gap_s] * 3, [gap_s] * 3)
+    window = Window([gap_s] * 3, [gap_s] * 3, [gap_s] * 3)
     calls = {"backup": [0.0001] * 2, "load": [0.0002] * 2 if host_tokens else []}
     return Measured(window, window, None, calls, [answer(host_tokens)] * 2, None, None)
 
@@ -47,10 +50,21 @@ def test_gaps_end_in_the_span() -> None:
 
 def test_too_few_tokens_are_no_figure() -> None:
     streams: list[Any] = [SimpleNamespace(times_s=[0.0, 1.0, 2.0])]
-    window = _window("quiet", (0.5, 3.0), streams, [0.0, 1.0, 2.0])
-    assert (window.client_s, window.scheduler_s) == ([1.0, 1.0], [1.0, 1.0])
+    steps = [(0.0, False), (1.0, False), (2.0, True), (2.5, False)]
+    window = _window("quiet", (0.5, 3.0), streams, steps)
+    assert window.client_s == [1.0, 1.0]
+    assert window.scheduler_s == [1.0, 1.0, 0.5]
+    assert window.plain_s == [1.0, 0.5]
     with pytest.raises(RuntimeError, match=r"found 1 gaps .* at the scheduler"):
-        _window("quiet", (0.5, 3.0), streams, [0.0, 1.0])
+        _window("quiet", (0.5, 3.0), streams, steps[:3])
+
+
+def test_steps_beside_a_prompt(tmp_path: Path) -> None:
+    notes = Notes(steps=tmp_path / "steps", calls=tmp_path / "calls")
+    rows = [0.5, 1, 1.0, 0, 1.5, 0, 2.0, 1, 2.25, 1, 2.5, 0, 3.0, 0]
+    notes.steps.write_bytes(array("d", rows).tobytes())
+    steps = [(1.0, True), (1.5, False), (2.5, True), (3.0, False)]
+    assert notes.step_times() == steps
 
 
 def test_spread() -> None:
@@ -73,6 +87,7 @@ def test_what_host_memory_adds_is_the_difference() -> None:
     facts = {"machine": machine | {"commit": "abc"}, "note": ""}
     table = as_markdown(facts | result)
     assert "client +2.00 ms, scheduler +2.00 ms" in table
+    assert "between +2.00 ms" in table
     assert "| ours | load | 2 | 200.0 / 200.0 / 200.0 |" in table
     assert "| ours-device | load" not in table
 
@@ -112,4 +127,33 @@ def test_every_prompt_is_restored(tmp_path: Path) -> None:
         assert ours["quiet"][place]["n"] > 5
         assert ours["restores"][place]["n"] > 5
         assert ours["quiet"][place]["p50"] > 0
+    assert ours["restores"]["plain_ms"]["n"] < ours["restores"]["scheduler_ms"]["n"]
     assert ours["calls_us"]["load"]["n"] >= ours["ttft_ms"]["n"]
+
+
+@pytest.mark.parametrize("measured_before", [0, 1])
+def test_what_was_measured_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    measured_before: int,
+) -> None:
+    """SIGTERM in the first server, and in the second."""
+    runs = iter(range(2))
+
+    def run(*_: object) -> Measured:
+        if next(runs) == measured_before:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measured(0.01, 1472)
+
+    monkeypatch.setattr(command, "_run", run)
+    options = ["--out", str(tmp_path), "--variants", "ours", "stock"]
+    assert main(options) == 130
+    name = ("ours", "stock")[measured_before]
+    assert f"{name}: interrupted" in capsys.readouterr().err
+    kept = tmp_path / "decode_gap.json"
+    assert kept.exists() == bool(measured_before)
+    if measured_before:
+        result = json.loads(kept.read_text())
+        assert list(result["variants"]) == ["ours"]
+        assert result["stopped"] == "stock: interrupted"
