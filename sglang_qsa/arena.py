@@ -124,15 +124,18 @@ def request_rows(
     Args:
         kv_pool: `QSATokenToKVPool`.
         token_slots: `[tokens]` int64, the request's token slots in order.
-        request_slot: its request slot, whose ring holds the keys of an open group;
-            None leaves the rings out.
+        request_slot: its request slot, whose ring holds the raw keys of its open
+            group; None leaves the rings out.
     """
     ratio = kv_pool.qsa_compress_ratio
     # Groups do not straddle pages, so the first token of one names its key's row.
     groups = token_slots[::ratio].long() // ratio
     rows = [(buffer, groups) for buffer in kv_pool.qsa_compressed_k_buffer_pool]
     if request_slot is not None:
-        ring = torch.arange(ratio, device=token_slots.device) + request_slot * ratio
+        # A group, or with MTP several (`hooks.ring`): the pool itself tells.
+        rings = kv_pool.qsa_rope_position_buffer.shape[0]
+        size = rings // kv_pool.qsa_num_request_slots
+        ring = torch.arange(size, device=token_slots.device) + request_slot * size
         rows += [(buffer, ring) for buffer in kv_pool.qsa_key_state_buffer_pool]
         rows.append((kv_pool.qsa_rope_position_buffer, ring))
     return rows

@@ -78,12 +78,6 @@ def _create(ctx: Any) -> Any:
         _named(ctx, store_tokens),
         rule.decode_interval,
     )
-    if layout.geometry.draft_layers:
-        logger.warning(
-            "sglang_qsa: verify steps of sglang 0.5.23 mix index keys of generated "
-            "tokens with those of rejected drafts; beyond 2,048 tokens answers and "
-            "what tiers keep of them differ from those without drafts (README, Limits)"
-        )
     return cache
 
 

@@ -22,6 +22,10 @@ from math import prod
 SCHEMA = 1
 """Bump together with the golden files when the bytes of any record change."""
 
+DRAFT_KEYS = 2
+"""Bump when servers with drafts keep other index keys than before, at equal bytes. The
+first were sglang 0.5.23's own, mixed with the keys of rejected drafts."""
+
 RECORD_ALIGNMENT = 4096
 """Bytes. Records in host memory start at multiples of it, as direct I/O wants."""
 
@@ -213,6 +217,7 @@ class Layout:
 
     def identity(self) -> dict[str, object]:
         """The dict that is hashed; stores write it beside the data for humans."""
+        drafts = {"draft_keys": DRAFT_KEYS} if self.geometry.draft_layers else {}
         return {
             "schema": SCHEMA,
             "geometry": {
@@ -220,6 +225,7 @@ class Layout:
                 for field in fields(self.geometry)
             },
             "planes": [plane_as_dict(plane) for plane in self.planes],
+            **drafts,
         }
 
 

@@ -1,7 +1,7 @@
 """The bytes of a record: golden files, an independent replay, and properties.
 
 `pytest tests/test_layout.py --update-golden` rewrites the golden files; a change of
-theirs belongs into the commit that raises `layout.SCHEMA`.
+theirs belongs into the commit that raises `layout.SCHEMA`, or `DRAFT_KEYS` for drafts.
 """
 
 from __future__ import annotations
@@ -66,6 +66,19 @@ def test_id_carries_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     assert before.startswith(f"qsa{SCHEMA}-")
     assert layout.layout_id.startswith(f"qsa{SCHEMA + 1}-")
     assert layout.layout_id.partition("-")[2] != before.partition("-")[2]
+
+
+def test_keys_of_servers_with_drafts_have_a_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was kept with mixed index keys is a miss, and nothing else is."""
+    ids = [layout_of(ServerFacts(draft=draft)).layout_id for draft in (False, True)]
+    monkeypatch.setattr(layout_module, "DRAFT_KEYS", layout_module.DRAFT_KEYS + 1)
+    plain, drafts = (
+        layout_of(ServerFacts(draft=draft)).layout_id for draft in (False, True)
+    )
+    assert plain == ids[0]
+    assert drafts != ids[1]
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -11,6 +11,7 @@ from sglang_qsa.hooks.launch import CHECK_BEFORE_RESOLUTION, PASS_ON_REFUSAL
 from sglang_qsa.hooks.lmcache import ADAPTER, CONNECTOR
 from sglang_qsa.hooks.publish import PUBLISH
 from sglang_qsa.hooks.retraction import COPY_IN, COPY_OUT, MOVE
+from sglang_qsa.hooks.ring import RING
 from sglang_qsa.hooks.routing import REGISTER_BACKEND, ROUTE_DEFAULT
 from sglang_qsa.hooks.snapshot import SIDE_STATES, SNAPSHOT
 from sglang_qsa.hooks.storage import STORAGE_IDENTITY
@@ -33,6 +34,7 @@ HOOKS: tuple[Hook | Binding, ...] = (
     COPY_OUT,
     COPY_IN,
     MOVE,
+    *RING,
     INSTALL,
     TOPK,
     SCORE,

@@ -29,9 +29,13 @@ PAGE = 64
 SHORT, MIDDLE, LONG = (100, 1000), 2500, 2900
 """Above 2,048 tokens blocks are dropped, and index keys decide which."""
 LENGTHS = (*SHORT, MIDDLE, LONG)
+EQUAL = (*SHORT, MIDDLE)
+"""At `LONG`, one value is rounded otherwise from the 22nd token on, and selects so."""
 STORED = (1000, LONG)
 """Long enough for HiCache to ask storage for them."""
 ANSWER_TOKENS = 48
+LONG_ANSWER = 89
+"""Behind `MIDDLE` and `SHORT`, with a boundary inside."""
 DRAFTS = 3
 NEXTN = (
     *("--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1"),
@@ -72,10 +76,8 @@ class Serving:
         return str(named[-1])
 
 
-def serving(
-    model: Path, folder: Path, store: Path, *flags: str, changes: str = "drafts"
-) -> Serving:
-    """A server with the record store, and what lies in the folder `changes`."""
+def serving(model: Path, folder: Path, store: Path, *flags: str) -> Serving:
+    """A server with the record store, whose draft rows a test can lose."""
     lost = folder / "lost"
     tier = DiskTier(store, linked=False, host_gb=1)
     server = SGLangServer(
@@ -83,7 +85,7 @@ def serving(
         folder,
         flags=[*tier.flags(), "--max-total-tokens", str(DEVICE_TOKENS), *flags],
         environment={
-            "PYTHONPATH": str(Path(__file__).parent / changes),
+            "PYTHONPATH": str(Path(__file__).parent / "drafts"),
             "QSA_TEST_LOST_PLANES": str(lost),
         },
     )
@@ -145,7 +147,7 @@ def is_as_without_drafts(drafted: Generation, plain: Generation) -> bool:
     return drafted.output_ids == plain.output_ids and drafted.logprobs == logprobs
 
 
-@pytest.mark.parametrize("length", SHORT)
+@pytest.mark.parametrize("length", EQUAL)
 def test_answers_are_those_without_drafts(
     plain: Serving, drafting: Serving, length: int
 ) -> None:
@@ -154,10 +156,16 @@ def test_answers_are_those_without_drafts(
         assert is_as_without_drafts(answer, plain.answers[length])
 
 
-def test_the_launch_warns_of_upstream_s_index_keys(
+def test_tokens_are_those_without_drafts(plain: Serving, drafting: Serving) -> None:
+    wanted = plain.answers[LONG].output_ids
+    assert drafting.answers[LONG].output_ids == wanted
+    assert drafting.hits[LONG].output_ids == wanted
+
+
+def test_the_rings_of_a_server_with_drafts_are_larger(
     plain: Serving, drafting: Serving
 ) -> None:
-    told = "mix index keys of generated tokens"
+    told = "2 groups of raw index keys"
     assert told in drafting.server.log
     assert told not in plain.server.log
 
@@ -177,28 +185,28 @@ def test_drafts_are_counted(drafting: Serving) -> None:
     reason="one more start; part of make campaign",
 )
 def test_upstream_mixes_index_keys_with_rejected_drafts(
-    tiny_model_with_drafts: Path, plain: Serving, drafting: Serving, tmp_path: Path
+    tiny_model_with_drafts: Path, plain: Serving, tmp_path: Path
 ) -> None:
-    """Stock SGLang 0.5.23 answers otherwise beyond 2,048 tokens; a wide ring does not.
+    """Beyond 2,048 tokens stock SGLang 0.5.23 answers otherwise, and keeps other keys.
 
-    When the first assertion fails, upstream is repaired and `wide_ring` can go.
+    When this fails, upstream is repaired and `hooks.ring` can go.
     """
-    assert not is_as_without_drafts(drafting.answers[MIDDLE], plain.answers[MIDDLE])
-    wide = serving(
-        tiny_model_with_drafts,
-        tmp_path,
-        tmp_path / "store",
-        *NEXTN,
-        changes="wide_ring",
+    flags = [*NEXTN, "--max-total-tokens", str(DEVICE_TOKENS)]
+    flags += ["--mamba-track-interval", str(PAGE)]
+    server = SGLangServer(
+        tiny_model_with_drafts, tmp_path, flags=flags, with_plugin=False
     )
-    with wide.server:
-        wide.server.wait_ready()
-        for length in (*SHORT, MIDDLE):
-            answer = wide.send(prompt(length))
-            assert sum(answer.accepted_drafts) < ANSWER_TOKENS - 1
-            assert is_as_without_drafts(answer, plain.answers[length])
-        # From its 22nd token on one value is rounded otherwise, and selects otherwise.
-        assert wide.send(prompt(LONG)).output_ids == plain.answers[LONG].output_ids
+    stock = Serving(server, tmp_path, tmp_path)
+    with stock.server:
+        stock.server.wait_ready()
+        for length in EQUAL:
+            answer = stock.send(prompt(length))
+            same = is_as_without_drafts(answer, plain.answers[length])
+            assert same == (length in SHORT)
+        resumed, computed = next_turn(stock, MIDDLE, LONG_ANSWER)
+        assert resumed.logprobs != pytest.approx(
+            computed.logprobs, abs=LOGPROB_TOLERANCE
+        )
 
 
 def test_records_without_draft_rows_are_not_served(
@@ -220,24 +228,35 @@ def test_prompts_come_back_from_host_memory(drafting: Serving) -> None:
         assert_as_device_hit(found, drafting.hits[length])
 
 
-@pytest.mark.parametrize("answer_tokens", [8, 64, 88, 89])
-def test_the_next_turn_resumes_behind_accepted_drafts(
-    drafting: Serving, answer_tokens: int
-) -> None:
-    """At the last boundary of the answer, with the state of a prefill."""
-    drafting.empty()
-    first = prompt(1000)
-    answer = drafting.send(first, answer_tokens)
+def next_turn(
+    serving: Serving, length: int, answer_tokens: int
+) -> tuple[Generation, Generation]:
+    """The next turn, resumed behind the answer, and behind a prefill of the answer."""
+    serving.empty()
+    first = prompt(length)
+    answer = serving.send(first, answer_tokens)
     turn = [*first, *answer.output_ids, *prompt(40)]
-    resumed = drafting.send(turn, 8)
+    resumed = serving.send(turn, 8)
     # The last token of an answer has been through the model if it was a draft.
     end = len(first) + answer_tokens
     assert resumed.device_tokens in {anchor(end, PAGE), anchor(end + 1, PAGE)}
-    drafting.empty()
+    serving.empty()
     # Found in storage only up to where the answer began, if at all.
-    computed = drafting.send([*turn[:-1], turn[-1] + 1], 8)
+    computed = serving.send([*turn[:-1], turn[-1] + 1], 8)
     assert computed.logprobs != resumed.logprobs
-    computed = drafting.send(turn, 8)
+    return resumed, serving.send(turn, 8)
+
+
+@pytest.mark.parametrize(
+    ("length", "answer_tokens"),
+    [*((1000, n) for n in (8, 64, 88, LONG_ANSWER)), (MIDDLE, LONG_ANSWER)],
+)
+def test_the_next_turn_resumes_behind_accepted_drafts(
+    drafting: Serving, length: int, answer_tokens: int
+) -> None:
+    """At the last boundary of the answer, with the state of a prefill, and beyond 2,048
+    tokens with its index keys."""
+    resumed, computed = next_turn(drafting, length, answer_tokens)
     assert computed.output_ids == resumed.output_ids
     assert computed.logprobs == resumed.logprobs
 
