@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
     from benchmarks.trained_model import model as small
     from benchmarks.trained_model.batches import Batches
-    from benchmarks.trained_model.stages import STAGES
+    from benchmarks.trained_model.stages import MOST_NAMES, STAGES
     from benchmarks.trained_model.train import Progress, Stage, report, score, train
 
     if options.threads:
@@ -81,7 +81,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         )
         return asked
 
-    batches = Batches(tokenizer, prompt, options.seed)
+    names = MOST_NAMES[options.size]
+    batches = Batches(tokenizer, prompt, options.seed, names)
     model = small.build(options.seed).to(device)
     drafts = small.build_drafts(model).to(device)
     stages = STAGES[options.size]
@@ -113,7 +114,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     small.save(model, drafts, options.out)
     (options.out / "training.json").write_text(json.dumps(result, indent=1) + "\n")
     with (options.out / "problems.jsonl").open("w") as file:
-        for row in rows(options.asked, ASKED_SEED + options.seed, options.lengths[-1]):
+        seed, length = ASKED_SEED + options.seed, options.lengths[-1]
+        for row in rows(options.asked, seed, length, names):
             file.write(json.dumps(row) + "\n")
     return result
 

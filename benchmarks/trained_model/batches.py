@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.trained_model.tasks import KINDS, REPEATS, Problem, problem
+from benchmarks.trained_model.tasks import KINDS, MOST_NAMES, REPEATS, Problem, problem
 
 REPEATED_WEIGHT = 0.5
 """Of a value that the text states again, where an answer's token has 1."""
@@ -41,9 +41,17 @@ class Batches:
         tokenizer: one token for each character, as the tiny model's.
         prompt: puts a problem's text into what a server's chat is sent.
         seed: of problems that no evaluation with another seed has.
+        most_names: that have a value, in a long text.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Callable[[str], str], seed: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: Callable[[str], str],
+        seed: int,
+        most_names: int = MOST_NAMES,
+    ) -> None:
+        self._most_names = most_names
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._source = random.Random(f"train {seed}")
@@ -75,7 +83,7 @@ class Batches:
         """Token ids, positions of repeated values, and where the answer starts."""
         length = self._source.randint(*lengths)
         kind = self._source.choice(KINDS)
-        found = problem(self._source, length, kind, repeats)
+        found = problem(self._source, length, kind, repeats, self._most_names)
         prompt = self._prompt("\0") if prompted else "\0 "
         before, _, after = prompt.partition("\0")
         asked = before + found.text + after
