@@ -18,6 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     measured: dict[str, Measured] = {}
     stopped, code = "", 0
+    name = ""
     try:
-        with stopped_as_interrupt(), ProgressLine() as progress:
-            for name in options.variants:
-                measured[name] = _run(name, options, workload, progress)
+        with stopped_as_interrupt(), ProgressLine() as progress, ExitStack() as alive:
+            servers = {
+                name: _server(name, options, workload) for name in options.variants
+            }
+            if options.together:
+                for server, _ in servers.values():
+                    alive.enter_context(server)
+            for name, (server, notes) in servers.items():
+                if not options.together:
+                    alive.enter_context(server)
+                measured[name] = _measured(name, server, notes, workload, progress)
+                server.stop()
                 _save(options, workload, measured, "")
     except (OSError, RuntimeError) as error:
         stopped, code = f"{name}: {error}", REFUSED
@@ -110,19 +121,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     result = _save(options, workload, measured, "")
     print((options.out / "decode_gap.md").read_text())
-    unserved = [
+    return _unserved(result)
+
+
+def _unserved(result: dict[str, Any]) -> int:
+    """Exit code 1 where host memory did not restore all."""
+    names = [
         name
         for name, of in result["variants"].items()
         if VARIANTS[name].host and of["restored_share"] < 1
     ]
-    for name in unserved:
+    for name in names:
         share = result["variants"][name]["restored_share"]
         print(
             f"{name}: found {share:.0%} of prompts restored from host memory; wanted "
             "all; raise --prompts or --host-gb",
             file=sys.stderr,
         )
-    return 1 if unserved else 0
+    return 1 if names else 0
 
 
 def _save(
@@ -169,6 +185,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tiny", action="store_true", help="the tiny model instead of real shapes"
     )
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="start all servers at once; the GPU has to hold them, one has work",
+    )
     parser.add_argument("--note", default="", help="goes into the result as it is")
     parser.add_argument("flags", nargs="*", metavar="-- LAUNCH_SERVER_FLAGS")
     return parser
@@ -180,9 +201,10 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _run(
-    name: str, options: argparse.Namespace, workload: Workload, progress: ProgressLine
-) -> Measured:
+def _server(
+    name: str, options: argparse.Namespace, workload: Workload
+) -> tuple[SGLangServer, Notes]:
+    """The server of a variant, not started, and what its probe writes."""
     variant, work = VARIANTS[name], options.out / "logs" / name
     work.mkdir(parents=True, exist_ok=True)
     model, flags = cached_checkpoint(), []
@@ -211,11 +233,23 @@ def _run(
             "QSA_BENCH_CALLS": str(notes.calls),
         },
     )
-    with server:
-        server.wait_ready(lambda message: progress(f"{name}: {message}"))
-        return measure(
-            server.url, notes, workload, lambda message: progress(f"{name}: {message}")
-        )
+    return server, notes
+
+
+def _measured(
+    name: str,
+    server: SGLangServer,
+    notes: Notes,
+    workload: Workload,
+    progress: ProgressLine,
+) -> Measured:
+    """Measure a server that was started."""
+
+    def told(message: str) -> None:
+        progress(f"{name}: {message}")
+
+    server.wait_ready(told)
+    return measure(server.url, notes, workload, told)
 
 
 def _fits(workload: Workload) -> bool:

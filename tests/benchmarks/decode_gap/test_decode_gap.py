@@ -131,29 +131,63 @@ def test_every_prompt_is_restored(tmp_path: Path) -> None:
     assert ours["calls_us"]["load"]["n"] >= ours["ttft_ms"]["n"]
 
 
-@pytest.mark.parametrize("measured_before", [0, 1])
-def test_what_was_measured_is_kept(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    measured_before: int,
-) -> None:
-    """SIGTERM in the first server, and in the second."""
-    runs = iter(range(2))
+class Idle:
+    """In place of a server: when it was started and stopped."""
 
-    def run(*_: object) -> Measured:
-        if next(runs) == measured_before:
+    def __init__(self, name: str, events: list[str]) -> None:
+        self._name, self._events = name, events
+
+    def __enter__(self) -> Idle:
+        self._events.append(f"start {self._name}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if f"stop {self._name}" not in self._events:
+            self._events.append(f"stop {self._name}")
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of two servers, of which the one called stock is never measured."""
+    events: list[str] = []
+
+    def interrupted(name: str, *_: object) -> Measured:
+        events.append(f"measure {name}")
+        if name == "stock":
             os.kill(os.getpid(), signal.SIGTERM)
         return measured(0.01, 1472)
 
-    monkeypatch.setattr(command, "_run", run)
-    options = ["--out", str(tmp_path), "--variants", "ours", "stock"]
+    idle = lambda name, *_: (Idle(name, events), None)  # noqa: E731
+    monkeypatch.setattr(command, "_server", idle)
+    monkeypatch.setattr(command, "_measured", interrupted)
+    return events
+
+
+def test_what_was_measured_is_kept(
+    tmp_path: Path, events: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM in the second server."""
+    assert main(["--out", str(tmp_path), "--variants", "ours", "stock"]) == 130
+    assert "stock: interrupted; partial result" in capsys.readouterr().err
+    result = json.loads((tmp_path / "decode_gap.json").read_text())
+    assert list(result["variants"]) == ["ours"]
+    assert result["stopped"] == "stock: interrupted"
+    assert events == [
+        *("start ours", "measure ours", "stop ours"),
+        *("start stock", "measure stock", "stop stock"),
+    ]
+
+
+def test_nothing_was_measured(
+    tmp_path: Path, events: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM in the first server of two that were started together."""
+    options = ["--out", str(tmp_path), "--together", "--variants", "stock", "ours"]
     assert main(options) == 130
-    name = ("ours", "stock")[measured_before]
-    assert f"{name}: interrupted" in capsys.readouterr().err
-    kept = tmp_path / "decode_gap.json"
-    assert kept.exists() == bool(measured_before)
-    if measured_before:
-        result = json.loads(kept.read_text())
-        assert list(result["variants"]) == ["ours"]
-        assert result["stopped"] == "stock: interrupted"
+    assert "stock: interrupted\n" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert events[:3] == ["start stock", "start ours", "measure stock"]
+    assert sorted(events[3:]) == ["stop ours", "stop stock"]
