@@ -22,7 +22,7 @@ from benchmarks.gsm8k.__main__ import main
 
 MODEL = os.environ.get("QSA_TEST_TRAINED_MODEL", "")
 DEVICE = os.environ.get("QSA_TEST_TRAINED_DEVICE", "cpu")
-QUESTIONS = 30
+QUESTIONS = 60
 FLIP_ANSWERS = ("index", "k", "state", "ple")
 
 pytestmark = [
