@@ -116,6 +116,15 @@ def open_arena(
     return arena
 
 
+def ring_buffers(kv_pool: Any) -> list[torch.Tensor]:
+    """Raw index keys of open groups, layer by layer, then their RoPE positions.
+
+    Args:
+        kv_pool: `QSATokenToKVPool`; each buffer has the rows of all requests' rings.
+    """
+    return [*kv_pool.qsa_key_state_buffer_pool, kv_pool.qsa_rope_position_buffer]
+
+
 def request_rows(
     kv_pool: Any, token_slots: torch.Tensor, request_slot: int | None
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -132,12 +141,11 @@ def request_rows(
     groups = token_slots[::ratio].long() // ratio
     rows = [(buffer, groups) for buffer in kv_pool.qsa_compressed_k_buffer_pool]
     if request_slot is not None:
+        rings = ring_buffers(kv_pool)
         # A group, or with MTP several (`hooks.ring`): the pool itself tells.
-        rings = kv_pool.qsa_rope_position_buffer.shape[0]
-        size = rings // kv_pool.qsa_num_request_slots
+        size = len(rings[0]) // kv_pool.qsa_num_request_slots
         ring = torch.arange(size, device=token_slots.device) + request_slot * size
-        rows += [(buffer, ring) for buffer in kv_pool.qsa_key_state_buffer_pool]
-        rows.append((kv_pool.qsa_rope_position_buffer, ring))
+        rows += [(buffer, ring) for buffer in rings]
     return rows
 
 

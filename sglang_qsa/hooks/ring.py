@@ -58,13 +58,14 @@ def build_pool(
     original(pool, *args, num_request_slots=slots, **options)
     pool.qsa_num_request_slots = int(num_request_slots)
     if _groups > 1:
-        rings = [*pool.qsa_key_state_buffer_pool, pool.qsa_rope_position_buffer]
+        from sglang_qsa.arena import ring_buffers
+
         logger.info(
             "sglang_qsa: %d groups of raw index keys for each of %d requests (MTP), "
             "%.1f MB in all",
             _groups,
             num_request_slots,
-            sum(ring.nbytes for ring in rings) / 1e6,
+            sum(ring.nbytes for ring in ring_buffers(pool)) / 1e6,
         )
 
 
