@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.interrupts import stopped_as_interrupt
+from benchmarks.interrupts import INTERRUPTED, stopped_as_interrupt
 from benchmarks.real_shapes import write_real_shapes
 from benchmarks.restart_report import (
     COLD,
@@ -36,6 +36,7 @@ from sglang_qsa.demo.client import Generation, flush_cache, generate
 from sglang_qsa.demo.report import ProgressLine
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.tiny_model import cached_checkpoint
+from sglang_qsa.errors import REFUSED
 from sglang_qsa.geometry import ServerFacts, build, read_model_config
 
 DRAFTS = 3
@@ -49,8 +50,15 @@ NEXTN = (
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    with stopped_as_interrupt(), ProgressLine() as progress:
-        results = _measure(options, progress)
+    try:
+        with stopped_as_interrupt(), ProgressLine() as progress:
+            results = _measure(options, progress)
+    except (OSError, RuntimeError) as error:
+        print(f"benchmarks.restart: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("benchmarks.restart: interrupted", file=sys.stderr)
+        return INTERRUPTED
     for tokens, result in results.items():
         name = "restart" if len(results) == 1 else f"restart_{tokens}"
         table = as_markdown(result)

@@ -94,8 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     options.out.mkdir(parents=True, exist_ok=True)
     measured: dict[str, Measured] = {}
-    stopped, code = "", 0
-    name = ""
+    stopped, code, name = "", 0, options.variants[0]
     try:
         with stopped_as_interrupt(), ProgressLine() as progress, ExitStack() as alive:
             servers = {

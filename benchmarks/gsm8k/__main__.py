@@ -25,10 +25,10 @@ from benchmarks.gsm8k.evaluation import Evaluation
 from benchmarks.gsm8k.options import parse
 from benchmarks.gsm8k.report import as_markdown, as_result
 from benchmarks.gsm8k.verdict import Verdict, judge
+from benchmarks.interrupts import INTERRUPTED
 from sglang_qsa.errors import REFUSED, QsaError
 
 LOSS = 1
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

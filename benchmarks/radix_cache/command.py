@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.arguments import addresses
 from benchmarks.drawing import require_library
+from benchmarks.interrupts import INTERRUPTED
 from benchmarks.progress import request_bar
 from benchmarks.radix_cache import workloads
 from benchmarks.radix_cache.client import Server
@@ -34,7 +35,6 @@ from benchmarks.radix_cache.samples import read_facts
 from benchmarks.radix_cache.tokens import Tokens
 from sglang_qsa.errors import REFUSED, QsaError
 
-INTERRUPTED = 130
 TIER_UNUSED = 1
 
 

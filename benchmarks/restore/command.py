@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks.arguments import addresses
 from benchmarks.drawing import require_library
+from benchmarks.interrupts import INTERRUPTED
 from benchmarks.progress import request_bar
 from benchmarks.radix_cache.client import Server
 from benchmarks.radix_cache.samples import read_facts
@@ -40,7 +41,6 @@ from benchmarks.restore.run import Plan, Side, run
 from sglang_qsa.errors import REFUSED, ConfigError, QsaError, refusal
 
 FAULTY = 1
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

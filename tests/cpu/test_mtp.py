@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.restart import DRAFTS, NEXTN
 from benchmarks.restart_tiers import DiskTier
 from sglang_qsa.boundary import anchor
 from sglang_qsa.demo.client import Generation, flush_cache, generate
@@ -36,12 +37,6 @@ STORED = (1000, LONG)
 ANSWER_TOKENS = 48
 LONG_ANSWER = 89
 """Behind `MIDDLE` and `SHORT`, with a boundary inside."""
-DRAFTS = 3
-NEXTN = (
-    *("--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1"),
-    *("--speculative-num-steps", str(DRAFTS)),
-    *("--speculative-num-draft-tokens", str(DRAFTS + 1)),
-)
 LOGPROB_TOLERANCE = 1e-3
 """Several rows in one product of bf16 may round unlike one row."""
 FILLER_TOKENS = 3000
