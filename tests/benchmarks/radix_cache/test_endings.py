@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.radix_cache.command import INTERRUPTED, main
+from benchmarks.interrupts import INTERRUPTED
+from benchmarks.radix_cache.command import main
 from sglang_qsa.errors import REFUSED
 from tests.benchmarks.radix_cache.fake_server import FakeServer
 from tests.benchmarks.radix_cache.runs import REQUESTS, result, run

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.interrupts import INTERRUPTED
 from benchmarks.restore import command
-from benchmarks.restore.command import FAULTY, INTERRUPTED, main
+from benchmarks.restore.command import FAULTY, main
 from benchmarks.restore.run import OnStep, Plan, Side
 from benchmarks.restore.run import run as measure
 from sglang_qsa.errors import REFUSED
