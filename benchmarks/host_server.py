@@ -36,6 +36,8 @@ class Server:
     policy: str = "write_through"
     draft: bool = False
     device: str = "cpu"
+    tree: Any = None
+    """Class of the prefix tree; upstream's if left out."""
     io: tuple[str, str] = ("page_first_direct", "direct")
     """HiCache's memory layout and I/O backend, which records do not depend on."""
     pools: DevicePools = field(init=False)
@@ -60,7 +62,7 @@ class Server:
             tree_components=(ComponentType.FULL, ComponentType.MAMBA),
             mtp_draft_device_pools=self.pools.drafts,
         )
-        self.cache = UnifiedRadixCache(params)
+        self.cache = (self.tree or UnifiedRadixCache)(params)
         with get_memory().override(
             hicache_size=self.size_gb,
             hicache_ratio=self.ratio,
@@ -109,10 +111,13 @@ class Server:
             )
         )
 
-    def match(self, tokens: Sequence[int]) -> Any:
+    def match(self, tokens: Sequence[int], req: Any = None) -> Any:
+        """With a request, a state on the device is staged for it, as for admission."""
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
-        return self.cache.match_prefix(MatchPrefixParams(key=key_of(tokens)))
+        return self.cache.match_prefix(
+            MatchPrefixParams(key=key_of(tokens), req=req, cow_mamba=req is not None)
+        )
 
     def back_up(self) -> None:
         """Submit what waits, and acknowledge what is done."""
@@ -147,11 +152,11 @@ class Server:
         self.controller.layer_done_counter.set_consumer(producer)
         return loaded, req
 
-    def queue_load(self, tokens: Sequence[int]) -> tuple[int, Any]:
+    def queue_load(self, tokens: Sequence[int], req: Any = None) -> tuple[int, Any]:
         from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 
-        found = self.match(tokens)
-        req = a_request()
+        req = req or a_request()
+        found = self.match(tokens, req)
         req.last_node = found.last_device_node
         req.mamba_host_hit_length = found.mamba_host_hit_length
         loaded, _ = self.cache.init_load_back(
@@ -200,6 +205,13 @@ class Server:
                     0, 256, shape, generator=generator, dtype=torch.uint8
                 )
                 layer[records] = data.to(layer.device)
+
+    def poison(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """What another request would leave in these token slots and state slots."""
+        pages = rows[::PAGE_TOKENS].long() // PAGE_TOKENS
+        for name, layers in self.pools.records().items():
+            for layer in layers:
+                layer[pages if is_page_plane(name) else slots.long()] = POISON
 
     def bytes_of(self, rows: torch.Tensor, slot: torch.Tensor) -> Bytes:
         """Every plane of these token slots and of a state slot, layer by layer."""
@@ -251,15 +263,12 @@ def key_of(tokens: Sequence[int]) -> Any:
 
 
 def a_request() -> Any:
-    kv = SimpleNamespace(
-        mamba_pool_idx=None,
-        holds_mamba=False,
-        mamba_cow_src_index=None,
-        mamba_needs_clear=False,
-    )
+    from sglang.srt.managers.schedule_batch import ReqKvInfo
+
     return SimpleNamespace(
         rid="request",
-        kv=kv,
+        session=None,
+        kv=ReqKvInfo(),
         last_node=None,
         swa_host_hit_length=0,
         mamba_host_hit_length=0,

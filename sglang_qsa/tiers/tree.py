@@ -32,6 +32,22 @@ class AdmittedRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         self._offered: tuple[Any, int] | None = None
         self._kept: bool | None = None
 
+    def match_prefix(self, params: Any) -> Any:
+        """Match; the copy of a state that an earlier match had staged is called off.
+
+        Upstream forgets to when storage is asked once more and the request waits on
+        (`Scheduler._prefetch_after_device_hit_loss`). Once admitted, its forward would
+        copy over the state that a load has brought, or go on from an evicted one.
+        """
+        if params.cow_mamba and params.req.kv.mamba_cow_src_index is not None:
+            self._call_off_copy(params.req.kv)
+        return super().match_prefix(params)
+
+    def _call_off_copy(self, kv: Any) -> None:
+        """As upstream does with a request that is not admitted."""
+        self.req_to_token_pool.mamba_allocator.free(kv.mamba_pool_idx[None])
+        kv.mamba_pool_idx = kv.mamba_cow_src_index = None
+
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **options: Any) -> None:
         """Publish what `req` has computed; back it up if the rule keeps it."""
         self._offered, self._kept = (req, up_to), None

@@ -12,6 +12,7 @@ from sglang_qsa_kernels.page_copy.kernel import page_copy_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROGRAMS = 3
+APART = 2
 TOKENS = 4
 """Device indices to a row of A; rows of B have one."""
 SIZES_A, SIZES_B = (16, LARGEST_PIECE + 48, 4096), (32, 2 * LARGEST_PIECE)
@@ -66,7 +67,8 @@ def launch(
     to_host: bool,
     part: tuple[int, int, int, int] | None = None,
 ) -> None:
-    """Moves are a host record, a row of the device, and maybe a second row."""
+    """Moves are a host record, a row of the device, and maybe a second row. Those of B
+    lie `APART` rows behind those of A."""
     pieces = [*a.pieces(), *b.pieces()]
     whole = (0, len(a.pieces()), len(a.pieces()), len(pieces))
     indices = torch.tensor(
@@ -75,14 +77,21 @@ def launch(
         device=DEVICE,
     )  # fmt: skip
     addresses = iter(range(indices.data_ptr(), indices.data_ptr() + 1 << 40, 8))
-    plan = [[len(moves_a), len(moves_b), 0]]
-    for move in [*moves_a, *moves_b]:
-        own = [next(addresses) for _ in move[1:]]
-        plan.append([move[0], *[*own, 0][:2]])
+    rows: list[list[list[int]]] = []
+    for kind, moves in ((a, moves_a), (b, moves_b)):
+        rows.append([])
+        for record, *places in moves:
+            own = [next(addresses) for _ in places]
+            rows[-1].append([record * kind.tokens, *[*own, 0][:2]])
+    unused = [[0, 0, 0]] * APART
+    head = [len(moves_a), len(moves_b), len(moves_a) + APART]
+    plan = torch.tensor([head, *rows[0], *unused, *rows[1]])
+    if DEVICE == "cuda":
+        plan = plan.pin_memory()
     page_copy_kernel[(PROGRAMS,)](
         torch.tensor(pieces, device=DEVICE),
         torch.tensor([part or whole], device=DEVICE),
-        torch.tensor(plan, device=DEVICE),
+        plan,
         0,
         TO_HOST=to_host,
         WORDS=LARGEST_PIECE // 8,

@@ -8,11 +8,12 @@ All three are int64:
 * pieces `[pieces, 6]`: device address in row 0, bytes from row to row, host address in
   record 0, bytes from record to record, bytes of the piece, indices to a row;
 * parts `[parts, 4]`: first piece of A and the one after its last, and those of B;
-* plan `[1 + records, 3]`: number of records of A, and of B; then for each record its
-  number on the host, the address of its device index, and of a second one or 0.
+* plan `[1 + moves, 3]`, in pinned memory: number of moves of A, of B, and of those that
+  lie before B's; then for each move its index on the host, the address of its device
+  index, and of a second one or 0.
 
-Addresses are multiples of 16, and so are the bytes of a piece. A device index, int64,
-divided by the indices to a row is the row: pages are named by their first token.
+Addresses are multiples of 16, and so are the bytes of a piece. An index, int64, divided
+by the indices to a row is the row or record: pages are named by their first token.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ _PROGRAMS, _WARPS = 32, 8
 """Measured on an H200: the link is full with fewer; more take multiprocessors from
 the forward that runs beside."""
 _WORDS = LARGEST_PIECE // 8
+_NO_HOOKS = (None, None, None)
+"""Of profilers: what they are told, before a launch and after it."""
 
-Launch = Callable[[torch.Tensor, int, int], None]
-"""Plan, part, and the handle of a stream."""
+Launch = Callable[[int, int, int], None]
+"""Address of a plan, part, and the handle of a stream."""
 
 
 def prepare(pieces: torch.Tensor, parts: torch.Tensor, *, to_host: bool) -> Launch:
     """Compile for one direction and one table.
 
-    The launch skips what Triton's own call does for each argument: it is made by a
-    scheduler.
+    The launch skips what Triton's own call does for each argument and for profilers: it
+    is made by a scheduler, whose caches are cold.
 
     Args:
-        pieces, parts: as above, on the GPU.
+        pieces, parts: as above, on the GPU, and for as long as launches go on.
     """
     constants = (to_host, _WORDS, PIECE_FIELDS, MOVE_FIELDS)
     names = ("TO_HOST", "WORDS", "PIECE", "MOVE")
@@ -55,9 +58,11 @@ def prepare(pieces: torch.Tensor, parts: torch.Tensor, *, to_host: bool) -> Laun
         grid=(_PROGRAMS,),
         num_warps=_WARPS,
     )
-    run = compiled[(_PROGRAMS, 1, 1)]
+    run = compiled.run  # before `function`, which this loads
+    before = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
+    addresses = (pieces.data_ptr(), parts.data_ptr())
 
-    def launch(plan: torch.Tensor, part: int, stream: int) -> None:
-        run(pieces, parts, plan, part, *constants, stream=stream)
+    def launch(plan: int, part: int, stream: int) -> None:
+        run(_PROGRAMS, 1, 1, stream, *before, *addresses, plan, part, *constants)
 
     return launch

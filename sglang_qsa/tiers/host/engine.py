@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (
 from sglang.srt.mem_cache.l2_transfer import (
     L2TransferEngine,
     TransferCompletion,
+    device_module,
 )
 
 from sglang_qsa.tiers.host.moves import Moves, moves_of
@@ -29,14 +30,30 @@ PARTS = 3
 class Copies(Protocol):
     """Copies of all record kinds."""
 
-    def plan(self, moves: Moves) -> Plan:
-        """Whatever the copies need, ordered on the current stream."""
+    def plan(self) -> Plan:
+        """One with no moves yet."""
 
     def to_host(self, plan: Any, stream: Any) -> None:
         """Fill the plan's records on the host."""
 
     def to_device(self, plan: Any, part: int, stream: Any) -> None:
         """Fill what the layers of one part need."""
+
+    def submitted(self, plan: Any) -> None:
+        """The plan may be used again once it has ended."""
+
+
+class RecordStream(device_module.Stream):  # type: ignore[misc]
+    """Waits for other streams with an event of its own: torch's would make one each
+    time, and destroy it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reached = device_module.Event()
+
+    def wait_stream(self, stream: Any) -> None:
+        self._reached.record(stream)
+        self._reached.wait(self)
 
 
 class RecordEngine(L2TransferEngine):  # type: ignore[misc]
@@ -49,19 +66,21 @@ class RecordEngine(L2TransferEngine):  # type: ignore[misc]
 
     def __init__(self, copies: Copies, ends: Sequence[int]) -> None:
         super().__init__(io_backend="records")
+        self.device_to_host_stream = RecordStream()
+        self.host_to_device_stream = RecordStream()
         self._copies = copies
         self._ends = ends
 
-    def submit_device_to_host(self, moves: Moves) -> TransferCompletion:
+    def submit_device_to_host(self, plan: Plan) -> TransferCompletion:
         """Back records up. Returns at once; the stream waits for the writers."""
         stream = self.device_to_host_stream
-        plan = self._begin(moves, stream)
+        self._begin(plan, stream, None)
         self._copies.to_host(plan, stream)
         return self._end(plan, stream)
 
     def submit_host_to_device(
         self,
-        moves: Moves,
+        plan: Plan,
         *,
         transfer_layer_id_max: int,
         start_event: Any = None,
@@ -70,24 +89,25 @@ class RecordEngine(L2TransferEngine):  # type: ignore[misc]
         """Load records, a part of the layers at a time; `on_layer_done` for the last of
         each part."""
         stream = self.host_to_device_stream
-        plan = self._begin(moves, stream)
+        self._begin(plan, stream, start_event)
         for part, end in enumerate(self._ends):
             self._copies.to_device(plan, part, stream)
             if on_layer_done is not None:
                 on_layer_done(end)
         return self._end(plan, stream)
 
-    def _begin(self, moves: Moves, stream: Any) -> Plan:
-        """Order `stream` after whatever made the indices, and the plan."""
-        plan = self._copies.plan(moves)
-        plan.sent.record()
-        plan.sent.wait(stream)
+    def _begin(self, plan: Plan, stream: Any, start_event: Any) -> None:
+        """Order `stream` after whatever made the indices: after `start_event`, which
+        upstream records when the plan has its last operation."""
+        if start_event is None:
+            stream.wait_stream(device_module.current_stream())
+        else:
+            start_event.wait(stream)
         plan.begun.record(stream)
-        return plan
 
-    @staticmethod
-    def _end(plan: Plan, stream: Any) -> TransferCompletion:
+    def _end(self, plan: Plan, stream: Any) -> TransferCompletion:
         plan.ended.record(stream)
+        self._copies.submitted(plan)
         return TransferCompletion(plan.begun, plan.ended, plan.timed)
 
 
@@ -106,6 +126,23 @@ class PartLoading(LayerLoadingEvent):  # type: ignore[misc]
         self.load_events[layer_index].record(self._stream)
 
 
+class Ordered:
+    """What one submission moves, where upstream has an operation.
+
+    Upstream lists operations, and concatenates their indices when it submits them. By
+    then the scheduler's caches are cold; when one is ordered, they are warm from the
+    allocation of its indices.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.node_ids: list[int] = []
+        self.device_indices = range(0)
+        """Upstream asks for their number."""
+        self.num_tokens_by_pool: dict[str, int] = {}
+        self.num_bytes = 0
+
+
 class RecordController(HybridCacheController):  # type: ignore[misc]
     """HiCache's controller with the engine above.
 
@@ -119,45 +156,84 @@ class RecordController(HybridCacheController):  # type: ignore[misc]
         super().__init__(*args, **options)
         engine = RecordEngine(copies, ends)
         self.l2_transfer_engine = engine
+        self._copies = copies
         layers, stream = self.transfer_layer_id_max, engine.host_to_device_stream
         counter = LayerDoneCounter(layers)
         counter.events = [PartLoading(layers, ends, stream) for _ in counter.events]
         self.layer_done_counter = counter
 
-    def _move_op_indices(self, op: Any) -> tuple[Any, Any, Any]:
-        return op.host_indices, op.device_indices, op.pool_transfers
+    def write(self, *args: Any, flush: bool = True, **options: Any) -> Any:
+        indices = super().write(*args, flush=False, **options)
+        if indices is not None:
+            self._join(self.write_queue)
+            if flush:
+                self.start_writing()
+        return indices
 
-    _move_write_operation = _move_op_indices
+    def load(self, *args: Any, **options: Any) -> Any:
+        indices = super().load(*args, **options)
+        if indices is not None:
+            self._join(self.load_queue)
+        return indices
 
-    def _l2_transfers(
-        self, host_indices: Any, device_indices: Any, pool_transfers: Any = None
-    ) -> Moves:
-        """What the engine moves; index keys are in the page."""
-        states = [
-            (transfer.host_indices, transfer.device_indices)
-            for transfer in pool_transfers or ()
-            if transfer.name == PoolName.MAMBA
-        ]
-        self._moved = moves_of(host_indices, device_indices, states)
-        return self._moved
+    def _join(self, queue: list[Any]) -> None:
+        """Make the operation that upstream appended part of the next submission."""
+        op = queue.pop()
+        if not queue:
+            queue.append(Ordered(self._copies.plan()))
+        ordered = queue[0]
+        moves = _moves(op)
+        ordered.plan.add(moves)
+        ordered.node_ids += op.node_ids
+        tokens = len(moves.host)
+        ordered.device_indices = range(len(ordered.device_indices) + tokens)
+        counts = ordered.num_tokens_by_pool
+        for name, count in super()._num_tokens_by_pool(op).items():
+            counts[name] = counts.get(name, 0) + count
+        ordered.num_bytes += self._bytes_of(moves)
 
-    _l2_load_transfers = _l2_transfers
-
-    def _transfer_num_bytes(self, op: Any) -> int:
-        """What upstream's counters add once it has seen the end of the copies.
-
-        Asked for the operation just submitted. Upstream counts a checkpoint for each
-        place that it goes to; two places are one trip over the link.
-        """
+    def _bytes_of(self, moves: Moves) -> int:
+        """Upstream counts a checkpoint for each place that it goes to; two places are
+        one trip over the link."""
         states = self.mem_pool_host.entry_map[PoolName.MAMBA].host_pool
         in_page = sum(
             entry.host_pool.size_per_token
             for entry in self.mem_pool_host.entries
             if entry.host_pool is not states
         )
-        moved = self._moved
-        trips = len(moved.checkpoints)
-        return len(moved.host) * int(in_page) + trips * int(states.size_per_token)
+        trips = len(moves.checkpoints)
+        return len(moves.host) * int(in_page) + trips * int(states.size_per_token)
+
+    def _move_op_indices(self, op: Any) -> tuple[Plan, None, None]:
+        """The plan. Requests that are retracted come with an operation of their own."""
+        if isinstance(op, Ordered):
+            return op.plan, None, None
+        plan = self._copies.plan()
+        plan.add(_moves(op))
+        return plan, None, None
+
+    _move_write_operation = _move_op_indices
+
+    def _l2_transfers(self, plan: Plan, *_: None) -> Plan:
+        return plan
+
+    _l2_load_transfers = _l2_transfers
+
+    def _num_tokens_by_pool(self, op: Ordered) -> dict[str, int]:
+        return op.num_tokens_by_pool
+
+    def _transfer_num_bytes(self, op: Ordered) -> int:
+        return op.num_bytes
+
+
+def _moves(op: Any) -> Moves:
+    """Of one of upstream's operations; index keys are in the page."""
+    states = [
+        (transfer.host_indices, transfer.device_indices)
+        for transfer in op.pool_transfers or ()
+        if transfer.name == PoolName.MAMBA
+    ]
+    return moves_of(op.host_indices, op.device_indices, states)
 
 
 def part_ends(layers: int, parts: int = PARTS) -> list[int]:

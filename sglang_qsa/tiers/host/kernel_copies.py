@@ -1,12 +1,12 @@
 """The copies by one kernel that reads and writes pinned memory over the link.
 
 A backup is one launch and a load one for each of its parts, whatever the number of
-records: on the scheduler's thread only a small table grows with them.
+records. The table of them is filled while they are ordered.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
@@ -21,27 +21,52 @@ from sglang_qsa_kernels.page_copy import LARGEST_PIECE, MOVE_FIELDS, prepare
 
 _ORDER = (Unit.PAGE, Unit.CHECKPOINT)
 _PLANS = 16
+_INDEX_BYTES = 8
 
 
 class KernelPlan(Plan):
-    """With the kernel's table, which is filled in pinned memory and sent."""
+    """With the kernel's table, in pinned memory, which the kernel reads where it is.
 
-    def __init__(self, most: int, device: torch.device) -> None:
-        super().__init__(None)
-        shape = (1 + most, MOVE_FIELDS)
-        self._pinned = torch.zeros(shape, dtype=torch.int64).pin_memory()
-        self.table = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._sizes = [min(2 << power, 1 + most) for power in range(most.bit_length())]
-        self._parts = [(self.table[:n], self._pinned[:n]) for n in self._sizes]
-        rows = self._pinned.numpy()
-        self.host, self.first, self.second = rows.T
-        self.numbers = rows.data.cast("B").cast("q")
+    Args:
+        pages, checkpoints: moves of each that it has room for.
+        tokens: indices of a page.
+    """
+
+    def __init__(self, pages: int, checkpoints: int, tokens: int) -> None:
+        super().__init__()
+        shape = (1 + pages + checkpoints, MOVE_FIELDS)
+        self._table = torch.zeros(shape, dtype=torch.int64).pin_memory()
+        self.address = self._table.data_ptr()
+        rows = self._table.numpy()
+        self._host, self._device, _ = rows[1 : 1 + pages].T
+        self._numbers = rows.data.cast("B").cast("q")
         """All of it, row by row."""
+        self._tokens = tokens
+        self._first_checkpoint = pages
+        self.empty()
 
-    def send(self, rows: int) -> None:
-        """Copy `rows` of the table and maybe more, on the current stream."""
-        table, pinned = self._parts[bisect_left(self._sizes, rows)]
-        table.copy_(pinned, non_blocking=True)
+    def empty(self) -> None:
+        """Back to no moves."""
+        self.moves.clear()
+        numbers = self._numbers
+        numbers[0], numbers[1], numbers[2] = 0, 0, self._first_checkpoint
+
+    def add(self, moves: Moves) -> None:
+        super().add(moves)
+        numbers, start = self._numbers, self._numbers[0]
+        if pages := len(moves.host) // self._tokens:
+            end, step = start + pages, self._tokens * _INDEX_BYTES
+            first = moves.device.data_ptr()
+            self._host[start:end] = moves.host[:: self._tokens]
+            self._device[start:end] = np.arange(first, first + pages * step, step)
+            numbers[0] = end
+        at = (1 + self._first_checkpoint + numbers[1]) * MOVE_FIELDS
+        for record, places in moves.checkpoints:
+            numbers[at] = record
+            numbers[at + 1] = _address(places[0])
+            numbers[at + 2] = _address(places[1]) if len(places) > 1 else 0
+            at += MOVE_FIELDS
+        numbers[1] += len(moves.checkpoints)
 
 
 class KernelCopies:
@@ -53,68 +78,45 @@ class KernelCopies:
     """
 
     def __init__(self, kinds: Sequence[HostRecords], ends: Sequence[int]) -> None:
-        kinds = sorted(kinds, key=lambda kind: _ORDER.index(kind.unit))
-        self._device = kinds[0].strips[0].rows.device
-        self._tokens = kinds[0].tokens
-        pieces, parts = _tables(kinds, ends)
-        table = torch.tensor(pieces, dtype=torch.int64, device=self._device)
-        self.parts = torch.tensor(parts, dtype=torch.int64, device=self._device)
+        pages, checkpoints = sorted(kinds, key=lambda kind: _ORDER.index(kind.unit))
+        device = pages.strips[0].rows.device
+        pieces, parts = _tables((pages, checkpoints), ends)
+        self._pieces = torch.tensor(pieces, dtype=torch.int64, device=device)
+        self.parts = torch.tensor(parts, dtype=torch.int64, device=device)
         self._everything = len(ends)
-        self._load = prepare(table, self.parts, to_host=False)
-        self._store = prepare(table, self.parts, to_host=True)
-        self._most = sum(min(len(k.records), len(k.strips[0].rows)) for k in kinds)
-        indices = torch.empty(self._most * self._tokens, dtype=torch.int64)
-        step = indices.nbytes // self._most
-        self._steps = np.arange(0, indices.nbytes, step)
-        self._step = step // self._tokens
+        self._load = prepare(self._pieces, self.parts, to_host=False)
+        self._store = prepare(self._pieces, self.parts, to_host=True)
+        # No row of the device is in two moves of one submission.
+        self._most = len(pages.strips[0].rows), len(checkpoints.strips[0].rows)
+        self._tokens = pages.tokens
         self._plans = deque(self._new_plan() for _ in range(_PLANS))
 
-    def plan(self, moves: Moves) -> KernelPlan:
-        """Send the kernel's table to the device, on the current stream."""
-        plan = self._free_plan()
-        plan.moves = moves
-        plan.send(self._fill(plan, moves))
-        self._plans.append(plan)
+    def plan(self) -> KernelPlan:
+        """The oldest, or one more where all are under way: pinning its table takes the
+        scheduler a moment, waiting for a copy would take it longer."""
+        if not self._plans or not self._plans[0].ended.query():
+            return self._new_plan()
+        plan = self._plans.popleft()
+        plan.empty()
         return plan
 
     def to_host(self, plan: KernelPlan, stream: torch.cuda.Stream) -> None:
-        self._store(plan.table, self._everything, stream.cuda_stream)
+        self._store(plan.address, self._everything, stream.cuda_stream)
 
     def to_device(self, plan: KernelPlan, part: int, stream: torch.cuda.Stream) -> None:
-        self._load(plan.table, part, stream.cuda_stream)
+        self._load(plan.address, part, stream.cuda_stream)
+
+    def submitted(self, plan: KernelPlan) -> None:
+        self._plans.append(plan)
 
     def _new_plan(self) -> KernelPlan:
-        return KernelPlan(self._most, self._device)
+        pages, checkpoints = self._most
+        return KernelPlan(pages, checkpoints, self._tokens)
 
-    def _free_plan(self) -> KernelPlan:
-        """The oldest, or one more where all are under way: pinning its table takes the
-        scheduler a moment, waiting for a copy would take it longer."""
-        if self._plans[0].ended.query():
-            return self._plans.popleft()
-        return self._new_plan()
 
-    def _fill(self, plan: KernelPlan, moves: Moves) -> int:
-        """Write the table; few calls, see `moves`. Returns its rows."""
-        tokens, numbers = self._tokens, plan.numbers
-        pages = len(moves.host) // tokens
-        if pages:
-            end = 1 + pages
-            np.floor_divide(moves.host[::tokens], tokens, out=plan.host[1:end])
-            first = moves.device.data_ptr()
-            np.add(self._steps[:pages], first, out=plan.first[1:end])
-            plan.second[1:end] = 0
-        numbers[0], numbers[1] = pages, len(moves.checkpoints)
-        at = (1 + pages) * MOVE_FIELDS
-        for record, places in moves.checkpoints:
-            numbers[at] = record
-            numbers[at + 1] = self._address(places[0])
-            numbers[at + 2] = self._address(places[1]) if len(places) > 1 else 0
-            at += MOVE_FIELDS
-        return at // MOVE_FIELDS
-
-    def _address(self, place: Place) -> int:
-        slots, position = place
-        return slots.data_ptr() + position * self._step
+def _address(place: Place) -> int:
+    slots, position = place
+    return slots.data_ptr() + position * _INDEX_BYTES
 
 
 def _tables(

@@ -54,11 +54,7 @@ def moves_of(
 
 
 def _as_read(device: torch.Tensor) -> torch.Tensor:
-    """The copy kernel reads indices one after the other, as int64.
-
-    Asked before anything is called: a scheduler's thread comes here with cold caches,
-    where each call of torch takes many times what it takes in a loop.
-    """
+    """The copy kernel reads int64 one after the other; so are upstream's indices."""
     if device.dtype is torch.int64 and device.is_contiguous():
         return device
     return device.to(torch.int64).contiguous()

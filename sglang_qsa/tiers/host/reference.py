@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from sglang_qsa.layout import Unit
-from sglang_qsa.tiers.host.moves import Moves
 from sglang_qsa.tiers.host.plan import Plan
 from sglang_qsa.tiers.host.strips import HostRecords
 
@@ -28,8 +27,11 @@ class ReferenceCopies:
         self._kinds = {kind.unit: kind for kind in kinds}
         self._ends = ends
 
-    def plan(self, moves: Moves) -> Plan:
-        return Plan(moves)
+    def plan(self) -> Plan:
+        return Plan()
+
+    def submitted(self, plan: Plan) -> None:
+        """Nothing is left to do with it."""
 
     def to_host(self, plan: Plan, _stream: Any) -> None:
         for unit, host, rows in self._rows(plan):
@@ -47,12 +49,11 @@ class ReferenceCopies:
                     strip.rows[rows] = data.to(strip.rows.device)
 
     def _rows(self, plan: Plan) -> Iterator[Rows]:
-        moves = plan.moves
-        assert moves is not None
         tokens = self._kinds[Unit.PAGE].tokens
-        pages = torch.from_numpy(moves.host)[::tokens] // tokens
-        yield Unit.PAGE, pages, moves.device[::tokens] // tokens
-        for record, places in moves.checkpoints:
-            for slots, position in places:
-                slot = slots[position : position + 1]
-                yield Unit.CHECKPOINT, torch.tensor([record]), slot
+        for moves in plan.moves:
+            pages = torch.from_numpy(moves.host)[::tokens] // tokens
+            yield Unit.PAGE, pages, moves.device[::tokens] // tokens
+            for record, places in moves.checkpoints:
+                for slots, position in places:
+                    slot = slots[position : position + 1]
+                    yield Unit.CHECKPOINT, torch.tensor([record]), slot

@@ -21,6 +21,7 @@ from sglang_qsa.config import load_config
 from sglang_qsa.hooks import active
 from sglang_qsa.layout import Record
 from sglang_qsa.tiers.host.engine import Copies, RecordController, part_ends
+from sglang_qsa.tiers.host.numa import near, node_of, report
 from sglang_qsa.tiers.host.pools import PlanePool, RecordPool
 from sglang_qsa.tiers.host.reference import ReferenceCopies
 from sglang_qsa.tiers.host.strips import HostRecords, strips_of
@@ -128,27 +129,31 @@ def host_budget(arena: Arena) -> HostBudget:
 def _pools(arena: Arena) -> tuple[RecordPool, RecordPool]:
     """Pages, and checkpoints."""
     budget, layout = host_budget(arena), arena.layout
-    device = next(iter(arena.planes.values())).tensors[0].device.type
-    return (
-        RecordPool(
-            layout.page,
-            budget.pages,
-            tokens=layout.geometry.page_tokens,
-            device=device,
-            device_records=arena.pages - 1,
-            shown=[name for name in _names(layout.page) if not _of_index(name)],
-            allocator_type=get_allocator_type(),
-        ),
-        RecordPool(
-            layout.checkpoint,
-            budget.checkpoints,
-            tokens=1,
-            device=device,
-            device_records=arena.slots - 1,
-            shown=_names(layout.checkpoint),
-            allocator_type=get_allocator_type(),
-        ),
-    )
+    device = next(iter(arena.planes.values())).tensors[0].device
+    node = node_of(device)
+    with near(node):
+        pools = (
+            RecordPool(
+                layout.page,
+                budget.pages,
+                tokens=layout.geometry.page_tokens,
+                device=device.type,
+                device_records=arena.pages - 1,
+                shown=[name for name in _names(layout.page) if not _of_index(name)],
+                allocator_type=get_allocator_type(),
+            ),
+            RecordPool(
+                layout.checkpoint,
+                budget.checkpoints,
+                tokens=1,
+                device=device.type,
+                device_records=arena.slots - 1,
+                shown=_names(layout.checkpoint),
+                allocator_type=get_allocator_type(),
+            ),
+        )
+    report(node, [pool.kv_buffer for pool in pools])
+    return pools
 
 
 def _names(record: Record) -> list[str]:

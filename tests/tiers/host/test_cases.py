@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.host_server import POISON, Server, assert_same, prompt
+from benchmarks.host_server import POISON, assert_same, prompt
 from tests.pools import PAGE_TOKENS
-from tests.tiers.host.server import serving
+from tests.tiers.host.server import begin_forward, serving
 
 pytestmark = pytest.mark.usefixtures("sglang_runtime")
 
@@ -47,16 +47,6 @@ def test_case_16_draft_rows_move_with_their_page() -> None:
             assert_same({name: served[name]}, {name: wanted[name]})
 
 
-def deferred_clear(server: Server, req: object) -> None:
-    """What the forward does first with the slots of its requests."""
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
-
-    batch = ScheduleBatch.__new__(ScheduleBatch)
-    batch._collect_deferred_mamba_cow_and_clear([req])
-    if batch.mamba_clear_indices is not None:
-        server.pools.requests.mamba_pool.clear_slots(batch.mamba_clear_indices)
-
-
 @pytest.mark.parametrize("reused", [False, True], ids=["fresh", "reused"])
 def test_case_5_nothing_clears_after_a_load(reused: bool) -> None:
     """The request's slot was another's, whose clear had been put off."""
@@ -69,7 +59,7 @@ def test_case_5_nothing_clears_after_a_load(reused: bool) -> None:
             server.pools.requests.mamba_pool.clear_slots(slot)
             server.pools.requests.mamba_allocator.free(slot)
         _, req = server.load(prompt(2))
-        deferred_clear(server, req)
+        begin_forward(server, req)
         state = server.state_of(req)
         assert_same(state, {name: wanted[name] for name in state})
         assert_same(server.served(prompt(2)), wanted)

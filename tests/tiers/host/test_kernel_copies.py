@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.host_server import POISON, assert_same, prompt
 from sglang_qsa.tiers.host import engine, kernel_copies, strategy
-from sglang_qsa.tiers.host.kernel_copies import KernelCopies
+from sglang_qsa.tiers.host.kernel_copies import KernelCopies, KernelPlan
+from sglang_qsa_kernels.page_copy import MOVE_FIELDS
 from tests.tiers.host.server import assert_comes_back_elsewhere, serving
 
 pytestmark = pytest.mark.usefixtures("sglang_runtime")
@@ -24,31 +23,36 @@ pytestmark = pytest.mark.usefixtures("sglang_runtime")
 
 def contract(
     pieces: torch.Tensor, parts: torch.Tensor, *, to_host: bool
-) -> Callable[[torch.Tensor, int, int], None]:
+) -> Callable[[int, int, int], None]:
     """What `page_copy` says it does."""
 
-    def launch(plan: torch.Tensor, part: int, _stream: int) -> None:
+    def launch(plan: int, part: int, _stream: int) -> None:
         first_a, end_a, first_b, end_b = parts[part].tolist()
-        count_a, count_b, _ = plan[0].tolist()
-        for moves, first, end in (
-            (plan[1 : 1 + count_a], first_a, end_a),
-            (plan[1 + count_a :][:count_b], first_b, end_b),
+        count_a, count_b, before_b = integers(plan, MOVE_FIELDS)
+        for before, count, first, end in (
+            (0, count_a, first_a, end_a),
+            (before_b, count_b, first_b, end_b),
         ):
-            for record, *places in moves.tolist():
+            for row in range(1 + before, 1 + before + count):
+                index, *places = integers(plan + row * MOVE_FIELDS * 8, MOVE_FIELDS)
                 for piece in pieces[first:end].tolist():
-                    copy(piece, record, places)
+                    copy(piece, index, places)
 
-    def copy(piece: list[int], record: int, places: list[int]) -> None:
+    def copy(piece: list[int], index: int, places: list[int]) -> None:
         device, device_stride, host, host_stride, size, tokens = piece
-        there = host + record * host_stride
+        there = host + index // tokens * host_stride
         for place in places[: 1 if to_host else 2]:
             if place:
-                row = ctypes.c_int64.from_address(place).value // tokens
+                row = integers(place, 1)[0] // tokens
                 here = device + row * device_stride
                 source, target = (here, there) if to_host else (there, here)
                 ctypes.memmove(target, source, size)
 
     return launch
+
+
+def integers(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int64 * count).from_address(address))
 
 
 @pytest.fixture(autouse=True)
@@ -115,16 +119,20 @@ def test_parts_are_all_of_a_load_once() -> None:
 
 
 def test_a_plan_under_way_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submitted() -> KernelPlan:
+        plan = copies.plan()
+        copies.submitted(plan)
+        return plan
+
     with serving() as server:
-        copies = server.controller.l2_transfer_engine._copies
-        none: Any = SimpleNamespace(
-            host=torch.empty(0, dtype=torch.int64).numpy(), device=None, checkpoints=[]
-        )
+        copies: KernelCopies = server.controller.l2_transfer_engine._copies
         monkeypatch.setattr(torch.cpu.Event, "query", lambda _event: False)
-        busy = [copies.plan(none) for _ in range(40)]
+        busy = [submitted() for _ in range(40)]
         assert len({id(plan) for plan in busy}) == 40
         monkeypatch.setattr(torch.cpu.Event, "query", lambda _event: True)
-        assert copies.plan(none) in busy or copies.plan(none).moves is none
+        again = [copies.plan() for _ in range(200)]
+        assert {id(plan) for plan in busy} <= {id(plan) for plan in again}
+        assert len({id(plan) for plan in again}) == 200
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,40 @@ def test_counted_bytes_are_those_that_move(monkeypatch: pytest.MonkeyPatch) -> N
     assert counted == [moved, moved]
 
 
+def test_operations_of_one_submission_are_acknowledged_together() -> None:
+    """A checkpoint counts for each place that it goes to."""
+    prompts = [prompt(2), prompt(3, first=20_000)]
+    with serving() as server:
+        for seed, tokens in enumerate(prompts):
+            server.prefill(tokens, seed)
+        server.cache.flush_pending_backups()
+        (backup,) = server.controller.ack_write_queue
+        server.cache.writing_check()
+        server.evict()
+        for tokens in prompts:
+            server.queue_load(tokens)
+        server.cache.ready_to_load_host_cache()
+        (load,) = server.controller.ack_load_queue
+        server.cache.loading_check()
+        moved = 5 * PAGE_TOKENS
+        for ack, states in ((backup, 2), (load, 4)):
+            assert len(set(ack.node_ids)) == 2
+            assert ack.num_tokens == moved
+            assert ack.num_tokens_by_pool == {"kv": moved, "mamba": states}
+
+
+def test_what_is_forgotten_before_its_submission() -> None:
+    with serving() as server:
+        server.prefill(prompt(3), seed=1)
+        server.cache.reset()
+        server.cache.flush_pending_backups()
+        assert not server.controller.ack_write_queue
+        server.prefill(prompt(2), seed=2)
+        server.cache.flush_pending_backups()
+        (ack,) = server.controller.ack_write_queue
+        assert ack.num_tokens == 2 * PAGE_TOKENS
+
+
 @pytest.mark.parametrize("policy", ["write_through_selective", "write_back"])
 def test_write_policies(policy: str) -> None:
     with serving(policy=policy) as server:
