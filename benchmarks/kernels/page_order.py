@@ -1,17 +1,19 @@
-"""What the order of pages costs the scorer, beside two ways to only move the bytes.
+"""What the order of pages costs the scorer, beside ways to only move the bytes.
 
     python -m benchmarks.kernels.page_order --out benchmarks/results/NAME
 
 bf16 keys, four rows. The same pool is scored through a page table in random order and
-through one in the order of memory; `index_select` gathers the same random pages of
-4 KiB, and the copy moves as many bytes as the scorer. Nothing is printed unless the
-scorer's test is green on this GPU.
+through one in the order of memory. Read alone, the same random pages of 4 KiB only
+arrive in shared memory, as the Hopper scorer has them brought: the least time that it
+could take. `index_select` gathers them, and the copy moves as many bytes as the scorer.
+Nothing is printed unless the scorer's test is green on this GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,16 @@ from benchmarks.kernels.timing import (
     publish,
     require_green,
 )
+from sglang_qsa_kernels.score import hopper
 from sglang_qsa_kernels.score.cases import PAGE_SIZE, RATIO, Inputs, inputs, long_case
-from sglang_qsa_kernels.score.tiles import KeyFormat
+from sglang_qsa_kernels.score.tiles import HopperTile, KeyFormat, tile_for
 
 ROWS = 4
-SHAPES = [(16, 32 * K), (16, 128 * K), (64, 32 * K)]
-RANDOM, ORDERED, GATHER, COPY = (
+SHAPES = [(16, 32 * K), (4, 128 * K), (16, 128 * K), (64, 32 * K)]
+RANDOM, ORDERED, READ, GATHER, COPY = (
     "pages in random order",
     "pages in order",
+    "read alone",
     "index_select",
     "copy",
 )
@@ -59,6 +63,19 @@ def in_order(sets: list[Inputs], pages: int) -> list[Inputs]:
         table[:, :pages] = ids.view(requests, pages).int()
         ordered.append(replace(given, page_table=table))
     return ordered
+
+
+def read_calls(sets: list[Inputs]) -> list[Call]:
+    """The random pages, read and not used; none where `score` does not read so."""
+    given = sets[0]
+    requests = len(given.visible)
+    takes = hopper.takes(given.keys, requests)
+    tile = tile_for(KeyFormat.BF16, DEVICE, requests=requests, hopper=takes)
+    if not isinstance(tile, HopperTile):
+        return []
+    from benchmarks.kernels.page_read import read_pages
+
+    return [partial(read_pages, each, tile) for each in sets]
 
 
 def gather_calls(sets: list[Inputs], pages: int) -> list[Call]:
@@ -83,21 +100,27 @@ def measure(requests: int, tokens: int) -> dict[str, Any]:
     calls = {
         RANDOM: our_calls(sets),
         ORDERED: our_calls(in_order(sets, pages)),
+        READ: read_calls(sets),
         GATHER: gather_calls(sets, pages),
         COPY: copy_calls(moved),
     }
+    calls = {name: its_calls for name, its_calls in calls.items() if its_calls}
     times = interleaved(calls, rounds=25)
     return {
         "requests": requests,
         "tokens": tokens,
-        "bytes": dict.fromkeys(calls, moved) | {GATHER: 2 * key_bytes},
+        "bytes": dict.fromkeys(calls, moved) | {READ: key_bytes, GATHER: 2 * key_bytes},
         "times": {name: asdict(time) for name, time in times.items()},
     }
 
 
 def markdown(result: dict[str, Any]) -> str:
     machine, copy = result["machine"], result["copy_gb_per_s"]
-    names = (RANDOM, ORDERED, GATHER, COPY)
+    names = [
+        name
+        for name in (RANDOM, ORDERED, READ, GATHER, COPY)
+        if all(name in shape["times"] for shape in result["shapes"])
+    ]
     lines = [
         "# Scorer and the order of pages",
         "",
@@ -106,8 +129,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['method']}. Test: {result['test']}.",
         "",
         "µs per call, and bytes moved over time as a share of the "
-        f"{copy:.0f} GB/s of a large copy in this run. index_select reads the same "
-        "random pages and writes them.",
+        f"{copy:.0f} GB/s of a large copy in this run. Read alone: the same random "
+        "pages, into shared memory. index_select reads and writes them.",
         "",
         "| requests × context | " + " | ".join(names) + " |",
         "|---|" + "---:|" * len(names),

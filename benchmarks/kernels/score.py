@@ -269,7 +269,7 @@ def main() -> None:
         "copy_gb_per_s": copy_rate(),
         "tiles": {
             f"{f.name.lower()}, {requests} requests": asdict(
-                tile_for(f, DEVICE, requests=requests)
+                tile_for(f, DEVICE, requests=requests, hopper=f == BF16)
             )
             for f in KeyFormat
             for requests in (1, 4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_qsa_kernels.score import MAXIMA_GROUP, score
+from sglang_qsa_kernels.score import MAXIMA_GROUP, hopper, score
 from sglang_qsa_kernels.score.cases import (
     CASES,
     SCALE,
@@ -21,8 +21,34 @@ from sglang_qsa_kernels.score.cases import (
 from sglang_qsa_kernels.score.reference import maxima_reference, score_reference
 from sglang_qsa_kernels.score.tiles import KeyFormat
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-each_format = pytest.mark.parametrize("key_format", KeyFormat, ids=lambda f: f.name)
+CHOSEN, TRITON = "chosen", "Triton"
+KERNELS = (CHOSEN, TRITON) if torch.cuda.is_available() else (CHOSEN,)
+"""The kernel that `score` chooses, and the one that serves every call."""
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The bf16 kernel of a test."""
+    if request.param == TRITON:
+        monkeypatch.setattr(hopper, "takes", lambda *_: False)
+    return str(request.param)
+
+
+def by_kernel(
+    name: str, given: dict[str, tuple[Any, KeyFormat]]
+) -> pytest.MarkDecorator:
+    """Each argument with its format on the chosen kernel, of bf16 also on Triton's."""
+    runs = [
+        pytest.param(each, kernel, id=label if kernel == CHOSEN else f"{label}, Triton")
+        for label, (each, key_format) in given.items()
+        for kernel in KERNELS
+        if kernel == CHOSEN or key_format == KeyFormat.BF16
+    ]
+    return pytest.mark.parametrize((name, "kernel"), runs, indirect=["kernel"])
+
+
+each_case = by_kernel("case", {case.name: (case, case.key_format) for case in CASES})
+each_format = by_kernel("key_format", {each.name: (each, each) for each in KeyFormat})
 
 
 def scored(given: Inputs, **options: Any) -> torch.Tensor:
@@ -57,17 +83,27 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) ->
     assert (error <= tolerance * size).all(), float((error / size).max())
 
 
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return torch.equal(found.view(torch.int32), wanted.view(torch.int32))
+
+
 def named(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
 @each_case
+@pytest.mark.usefixtures("kernel")
 def test_equals_fp64(case: Case, device: torch.device) -> None:
     (given,) = inputs(case, device)
-    assert_close(scored(given), expected(given), TOLERANCE[case.key_format])
+    found = scored(given)
+    assert_close(found, expected(given), TOLERANCE[case.key_format])
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        assert same_bits(scored(given, settled=True), found)
 
 
 @each_format
+@pytest.mark.usefixtures("kernel")
 def test_first_maxima_of_topk(key_format: KeyFormat, device: torch.device) -> None:
     (given,) = inputs(named(f"{key_format.name.lower()}: three rows, ragged"), device)
     columns = given.page_table.shape[1] * given.keys.shape[1]
@@ -79,6 +115,7 @@ def test_first_maxima_of_topk(key_format: KeyFormat, device: torch.device) -> No
     assert maxima[..., -1].isnan().all()
 
 
+@pytest.mark.usefixtures("kernel")
 def test_short_requests_are_left_out(device: torch.device) -> None:
     (given,) = inputs(named("bf16: three rows, ragged"), device)
     wanted = expected(given)
@@ -86,6 +123,7 @@ def test_short_requests_are_left_out(device: torch.device) -> None:
     assert_close(scored(given, min_visible=64), wanted, 1e-6)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_writes_within_a_narrow_output(device: torch.device) -> None:
     (given,) = inputs(named("bf16: verify of four"), device)
     held = torch.full((2, 4, 320), -1.0, device=device)
@@ -112,14 +150,15 @@ def test_a_row_of_nan_scores_nan(device: torch.device) -> None:
 
 
 @each_format
+@pytest.mark.usefixtures("kernel")
 def test_every_call_gives_the_same(key_format: KeyFormat, device: torch.device) -> None:
     (given,) = inputs(named(f"{key_format.name.lower()}: verify of four"), device)
     first = scored(given)
     for _ in range(1_000 if device.type == "cuda" else 2):
-        again = scored(given)
-        assert torch.equal(again.view(torch.int32), first.view(torch.int32))
+        assert same_bits(scored(given), first)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_requests_are_scored_as_if_alone(device: torch.device) -> None:
     """Bits do not depend on the neighbours, which move the borders of programs."""
     (given,) = inputs(named("bf16: long beside short"), device)
@@ -129,12 +168,12 @@ def test_requests_are_scored_as_if_alone(device: torch.device) -> None:
         page_table=given.page_table[:1],
         visible=given.visible[:1],
     )
-    together = scored(given)[:1].view(torch.int32)
-    assert torch.equal(together, scored(alone).view(torch.int32))
+    assert same_bits(scored(given)[:1], scored(alone))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @each_format
+@pytest.mark.usefixtures("kernel")
 def test_a_captured_graph_follows_the_lengths(key_format: KeyFormat) -> None:
     device = torch.device("cuda")
     (given,) = inputs(long_case(3, 4, 30_000, key_format), device)
@@ -150,6 +189,7 @@ def test_a_captured_graph_follows_the_lengths(key_format: KeyFormat) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("kernel")
 def test_what_the_kernel_before_writes_is_seen(device: torch.device) -> None:
     (given,) = inputs(long_case(16, 4, 32_768, KeyFormat.BF16), device)
     lengths = given.visible.clone()
@@ -167,6 +207,7 @@ def test_what_the_kernel_before_writes_is_seen(device: torch.device) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("kernel")
 def test_output_beyond_2_31(device: torch.device) -> None:
     (given,) = inputs(named("bf16: verify of four"), device)
     columns = given.page_table.shape[1] * given.keys.shape[1]
@@ -176,8 +217,9 @@ def test_output_beyond_2_31(device: torch.device) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @each_format
+@pytest.mark.usefixtures("kernel")
 def test_long_requests(key_format: KeyFormat, device: torch.device) -> None:
-    for requests, tokens in ((1, 262_144), (5, 40_003), (64, 8_192)):
+    for requests, tokens in ((1, 262_144), (5, 40_003), (64, 8_192), (128, 2_100)):
         (given,) = inputs(long_case(requests, 4, tokens, key_format), device)
         assert_close(scored(given), expected(given), TOLERANCE[key_format])
 

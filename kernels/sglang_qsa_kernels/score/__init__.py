@@ -28,8 +28,16 @@ import triton
 from sglang_qsa_kernels.checks import refuse, require
 from sglang_qsa_kernels.codec import MXFP4_GROUP
 from sglang_qsa_kernels.interpreter import INTERPRETED
+from sglang_qsa_kernels.score import hopper
 from sglang_qsa_kernels.score.kernel import score_kernel
-from sglang_qsa_kernels.score.tiles import KeyFormat, Tile, multiprocessors, tile_for
+from sglang_qsa_kernels.score.tiles import (
+    HopperTile,
+    KeyFormat,
+    Tile,
+    padded_batch,
+    programs,
+    tile_for,
+)
 
 HEADS: Final = 4
 HEAD_DIM: Final = 128
@@ -39,8 +47,6 @@ MAXIMA_GROUP: Final = 16
 """Scores under one group maximum; the same as `topk`'s."""
 
 _MMA_ROWS = 16
-_LEAST_BATCH = 16
-"""One compiled kernel serves all smaller batches."""
 _PAGE_SIZES = (8, 16, 32, 64)
 
 
@@ -93,7 +99,12 @@ def score(
     _check_outputs(q, out, maxima)
     columns = min(columns, out.shape[2])
     if requests and columns:
-        tile = tile_for(key_format, q.device, requests=requests)
+        tile = tile_for(
+            key_format,
+            q.device,
+            requests=requests,
+            hopper=hopper.takes(keys, requests),
+        )
         launch(
             q, keys, page_table, visible, scale, key_scale, out, maxima, min_visible,
             columns, settled, key_format, tile,
@@ -114,9 +125,15 @@ def launch(
     columns: int,
     settled: bool,
     key_format: KeyFormat,
-    tile: Tile,
+    tile: Tile | HopperTile,
 ) -> None:
     """`score` with a given tile, unchecked. For `score`, and for tuning."""
+    if isinstance(tile, HopperTile):
+        hopper.launch(
+            q, keys, page_table, visible, scale, out, maxima, min_visible, columns,
+            settled, MAXIMA_GROUP, tile,
+        )  # fmt: skip
+        return
     requests, rows, heads, dim = q.shape
     if key_scale is not None:
         # The decoders read words: four e4m3 or eight E2M1 values, four exponents.
@@ -124,9 +141,7 @@ def launch(
         key_scale = key_scale.view(
             torch.float32 if key_scale.ndim == 2 else torch.int32
         )
-    tiles = requests * triton.cdiv(columns, tile.block_keys)
-    programs = min(multiprocessors(q.device) * tile.programs_per_sm, tiles)
-    score_kernel[(programs,)](
+    score_kernel[(programs(tile, requests, columns, q.device),)](
         q,
         keys,
         keys if key_scale is None else key_scale,
@@ -151,7 +166,7 @@ def launch(
         # one instruction in the loop instead of three.
         PAGE_STRIDE=keys.stride(0),
         SCALE_PAGE_STRIDE=0 if key_scale is None else key_scale.stride(0),
-        BATCH_PADDED=max(_LEAST_BATCH, triton.next_power_of_2(requests)),
+        BATCH_PADDED=padded_batch(requests),
         BLOCK=tile.block_keys,
         STAGES=tile.stages,
         FORMAT=int(key_format),
