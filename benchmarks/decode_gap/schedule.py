@@ -49,7 +49,7 @@ class Window:
     scheduler_s: list[float]
     """Between results of decode steps in the scheduler."""
     plain_s: list[float]
-    """Of these, those without the result of a prompt's forward in between."""
+    """Of these, those without a prompt's forward in between; see `step_times`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,19 @@ class Notes:
 
     def step_times(self) -> list[tuple[float, bool]]:
         """Of each decode step: when its result came, and whether a prompt's forward
-        had its own since the step before."""
-        found, beside = [], False
+        had its own just before or after.
+
+        After it too: a scheduler that overlaps submits the forward, which takes the
+        host as long as the GPU, and only then takes the result of the step before.
+        """
+        found: list[tuple[float, bool]] = []
+        beside = False
         pairs = iter(array("d", self.steps.read_bytes()))
         for at, other in zip(pairs, pairs, strict=True):
             if not other:
                 found.append((at, beside))
+            elif found:
+                found[-1] = (found[-1][0], True)
             beside = bool(other)
         return found
 
