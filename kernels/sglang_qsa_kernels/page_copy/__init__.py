@@ -25,6 +25,8 @@ import torch
 from sglang_qsa_kernels.page_copy.kernel import page_copy_kernel
 
 PIECE_FIELDS, MOVE_FIELDS = 6, 3
+INDEX_BYTES = 8
+"""From one device index to the next."""
 LARGEST_PIECE = 16_384
 """Bytes that one program holds in registers at a time."""
 _PROGRAMS, _WARPS = 32, 8

@@ -17,11 +17,15 @@ from sglang_qsa.layout import Unit
 from sglang_qsa.tiers.host.moves import Moves, Place
 from sglang_qsa.tiers.host.plan import Plan
 from sglang_qsa.tiers.host.strips import HostRecords, in_pieces
-from sglang_qsa_kernels.page_copy import LARGEST_PIECE, MOVE_FIELDS, prepare
+from sglang_qsa_kernels.page_copy import (
+    INDEX_BYTES,
+    LARGEST_PIECE,
+    MOVE_FIELDS,
+    prepare,
+)
 
 _ORDER = (Unit.PAGE, Unit.CHECKPOINT)
 _PLANS = 16
-_INDEX_BYTES = 8
 
 
 class KernelPlan(Plan):
@@ -55,7 +59,7 @@ class KernelPlan(Plan):
         super().add(moves)
         numbers, start = self._numbers, self._numbers[0]
         if pages := len(moves.host) // self._tokens:
-            end, step = start + pages, self._tokens * _INDEX_BYTES
+            end, step = start + pages, self._tokens * INDEX_BYTES
             first = moves.device.data_ptr()
             self._host[start:end] = moves.host[:: self._tokens]
             self._device[start:end] = np.arange(first, first + pages * step, step)
@@ -116,7 +120,7 @@ class KernelCopies:
 
 def _address(place: Place) -> int:
     slots, position = place
-    return slots.data_ptr() + position * _INDEX_BYTES
+    return slots.data_ptr() + position * INDEX_BYTES
 
 
 def _tables(
