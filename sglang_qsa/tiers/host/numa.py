@@ -105,7 +105,18 @@ def report(node: Node | None, buffers: Sequence[torch.Tensor]) -> None:
     """Log where touched `buffers` lie, if there is a choice."""
     if node is None:
         return
-    lie = bytes_by_node(buffers)
+    try:
+        lie = bytes_by_node(buffers)
+    except OSError as error:
+        logger.warning(
+            "sglang_qsa: %s: %s; wanted to say how much of host memory lies on memory "
+            "node %d of GPU %s; `numastat -p` may tell",
+            MAPS,
+            error.strerror,
+            node.number,
+            node.gpu,
+        )
+        return
     share = lie[node.number] / max(lie.total(), 1)
     logger.log(
         logging.INFO if share >= _MOST else logging.WARNING,

@@ -149,6 +149,16 @@ def test_memory_that_went_elsewhere(
     assert "7 B of host memory, 25.0 % of it on memory node 1" in record.getMessage()
 
 
+def test_a_kernel_that_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(numa, "MAPS", tmp_path / "numa_maps")
+    numa.report(numa.Node(1, frozenset({2}), GPU), [torch.zeros(7, dtype=torch.uint8)])
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "numa_maps: No such file or directory" in record.getMessage()
+
+
 def test_mappings_are_found_by_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
