@@ -33,6 +33,7 @@ from benchmarks.restart_report import (
 )
 from benchmarks.restart_tiers import Tier, open_tier
 from sglang_qsa.demo.client import Generation, flush_cache, generate
+from sglang_qsa.demo.daemon import PATIENT
 from sglang_qsa.demo.report import ProgressLine
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.tiny_model import cached_checkpoint
@@ -113,6 +114,7 @@ def _measure(
             work,
             device=options.device,
             flags=[*tier.flags(), *flags],
+            environment=PATIENT,
         )
         with server:
             started = time.monotonic()

@@ -16,6 +16,16 @@ from sglang_qsa.demo.processes import (
     ignore_progress,
 )
 
+PATIENT = {
+    "SGLANG_QSA_LOOKUP_TIMEOUT_S": "30",
+    "SGLANG_QSA_RETRIEVE_TIMEOUT_S": "30",
+    "SGLANG_QSA_HEARTBEAT_INTERVAL_S": "10",
+}
+"""Environment of a server that must find what it stored.
+
+With the default time-outs a daemon that a busy machine stalls for 2 s is a miss.
+"""
+
 
 class LMCacheDaemon(ManagedProcess):
     """`lmcache server`: holds cached prefixes outside of the SGLang process.

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from sglang_qsa.demo.client import Generation, generate
-from sglang_qsa.demo.daemon import LMCacheDaemon
+from sglang_qsa.demo.daemon import PATIENT, LMCacheDaemon
 from sglang_qsa.demo.processes import Progress
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.tiny_model import (
@@ -32,7 +32,8 @@ PROMPT_TOKENS = (1000, 2900)
 """The longer one exceeds the tiny model's selection budget of 2,048 tokens."""
 
 _STORE_TIMEOUT_S = 60.0
-_QUIET_S = 1.0
+_POLL_S = 0.1
+_QUIET_POLLS = 15
 
 
 class Phase(Enum):
@@ -123,15 +124,16 @@ def wait_until_stored(daemon: LMCacheDaemon, before: int, progress: Progress) ->
         TimeoutError: nothing arrived.
     """
     deadline = time.monotonic() + _STORE_TIMEOUT_S
-    count, since = before, time.monotonic()
-    while count == before or time.monotonic() - since < _QUIET_S:
+    # Polls, not seconds: a daemon that stalls answers late, and is not quiet.
+    count, quiet_polls = before, 0
+    while count == before or quiet_polls < _QUIET_POLLS:
         if time.monotonic() > deadline:
             raise TimeoutError(f"LMCache stored nothing in {_STORE_TIMEOUT_S:.0f} s")
         progress("LMCache is storing")
-        time.sleep(0.1)
+        time.sleep(_POLL_S)
         latest = daemon.stored_objects()
-        if latest != count:
-            count, since = latest, time.monotonic()
+        quiet_polls = quiet_polls + 1 if latest == count else 0
+        count = latest
 
 
 def lmcache_flags(daemon: LMCacheDaemon) -> list[str]:
@@ -148,7 +150,13 @@ class _Request:
 def _play(model: Path, device: str, logs: Path, progress: Progress) -> list[_Request]:
     with LMCacheDaemon(logs, device=device) as daemon:
         daemon.wait_ready(progress)
-        server = SGLangServer(model, logs, device=device, flags=lmcache_flags(daemon))
+        server = SGLangServer(
+            model,
+            logs,
+            device=device,
+            flags=lmcache_flags(daemon),
+            environment=PATIENT,
+        )
         with server:
             server.wait_ready(progress)
             nothing_stored = daemon.stored_objects()

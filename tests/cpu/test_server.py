@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sglang_qsa.demo.client import Generation, flush_cache, generate
-from sglang_qsa.demo.daemon import LMCacheDaemon
+from sglang_qsa.demo.daemon import PATIENT, LMCacheDaemon
 from sglang_qsa.demo.processes import ignore_progress
 from sglang_qsa.demo.server import SGLangServer
 from sglang_qsa.demo.story import (
@@ -66,7 +66,7 @@ def setup(
             tiny_model,
             folder,
             flags=lmcache_flags(daemon),
-            environment={"PYTHONPATH": str(LOSS), "QSA_TEST_LOSS": str(loss)},
+            environment=PATIENT | {"PYTHONPATH": str(LOSS), "QSA_TEST_LOSS": str(loss)},
         )
         with server:
             server.wait_ready()

@@ -77,6 +77,11 @@ def test_nothing_is_saved_where_nothing_was_measured(
     assert not (tmp_path / "radix_cache.json").exists()
 
 
+def heed_ctrl_c() -> None:
+    """A child of a background job of a shell inherits that it ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     with FakeServer() as server:
         command = [
@@ -84,7 +89,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
             *("--out", str(tmp_path), "--set", "turns=12", "--clients", "2"),
             *("--sessions", "200"),
         ]
-        child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+        )
         while len(server.prompts) < 20 and child.poll() is None:
             time.sleep(0.01)
         child.send_signal(signal.SIGINT)
