@@ -14,11 +14,11 @@ from typing import Any
 from sglang_qsa import __version__
 from sglang_qsa.arena import Arena, open_arena
 from sglang_qsa.boundary import Grid, decode_interval
-from sglang_qsa.config import QsaConfig, load_config
-from sglang_qsa.errors import QsaError
+from sglang_qsa.config import QsaConfig, Switch, load_config
+from sglang_qsa.errors import ConfigError, QsaError, refusal
 from sglang_qsa.fingerprint import fingerprint_checkpoint
 from sglang_qsa.geometry import ARCHITECTURE, ServerFacts, build
-from sglang_qsa.hooks import HOOKS, active
+from sglang_qsa.hooks import HOOKS, active, second_forward
 from sglang_qsa.hooks.active import CheckpointRule
 from sglang_qsa.hooks.base import require_active
 from sglang_qsa.hooks.launch import refuse
@@ -63,12 +63,12 @@ def _create(ctx: Any) -> Any:
     arena = _open(ctx, options)
     active.identify(arena.layout)
     cache, store_tokens = _tier(ctx, arena, options)
-    rule = _checkpoint_rule(ctx, store_tokens)
+    rule = _checkpoint_rule(ctx, store_tokens, _snapshots(ctx, options))
     active.use(rule)
     layout = arena.layout
     logger.info(
         "sglang_qsa %s: layout %s, page %d B (%s), checkpoint %d B (%s), store %s, "
-        "checkpoints every %d tokens while decoding",
+        "checkpoints every %d tokens while decoding, up to %d of one prefill forward",
         __version__,
         layout.layout_id,
         layout.page_bytes,
@@ -77,6 +77,7 @@ def _create(ctx: Any) -> Any:
         ", ".join(plane.name for plane in layout.checkpoint.planes),
         _named(ctx, store_tokens),
         rule.decode_interval,
+        rule.grid.snapshots,
     )
     return cache
 
@@ -125,7 +126,32 @@ def _named(ctx: Any, store_tokens: int) -> str:
     return f"host memory and {storage}" if storage else "host memory"
 
 
-def _checkpoint_rule(ctx: Any, store_tokens: int) -> CheckpointRule:
+def _snapshots(ctx: Any, options: QsaConfig) -> int:
+    """How many states one prefill forward may keep.
+
+    Raises:
+        ConfigError: two were asked for, and this server's forwards cannot give them.
+    """
+    runner = ctx.tp_worker.model_runner
+    if options.second_state == Switch.OFF:
+        return 1
+    if not second_forward.fits(runner):
+        if options.second_state == Switch.AUTO:
+            return 1
+        raise ConfigError(
+            refusal(
+                found="prefill graphs, a divided batch or kernels without inner states",
+                wanted="forwards that can keep a second state",
+                origin="option second_state",
+                way_out="set it to auto, or serve with --cuda-graph-backend-prefill "
+                "disabled and the Triton kernels for linear attention",
+            )
+        )
+    second_forward.install()
+    return 2
+
+
+def _checkpoint_rule(ctx: Any, store_tokens: int, snapshots: int) -> CheckpointRule:
     """Upstream's default interval stands for "no wish": the grid itself is best."""
     from sglang.srt.runtime_context import get_exec, mamba_cache_chunk_size
     from sglang.srt.server_args import ServerArgs
@@ -134,6 +160,7 @@ def _checkpoint_rule(ctx: Any, store_tokens: int) -> CheckpointRule:
         page_tokens=ctx.params.page_size,
         kernel_tokens=mamba_cache_chunk_size(),
         store_tokens=store_tokens,
+        snapshots=snapshots,
     )
     asked = get_exec().mamba.mamba_track_interval
     default = signature(ServerArgs).parameters["mamba_track_interval"].default

@@ -51,7 +51,8 @@ class Grid:
     bytes of one checkpoint would hold in pages."""
 
     snapshots: int = 1
-    """How many depths one forward can snapshot; 1 in sglang 0.5.23."""
+    """How many depths one forward can snapshot; 1 in sglang 0.5.23, and one more
+    where `hooks.second_forward` can fill it."""
 
     exact_end: bool = False
     """A forward can also snapshot its own end where that is no multiple of

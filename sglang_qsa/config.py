@@ -74,6 +74,10 @@ class QsaConfig:
     """Attention of decode and verify rows that reads K and V in place; `auto` is on
     where its launch shapes were measured."""
 
+    second_state: str = Switch.AUTO
+    """Two checkpoints from one prefill forward where a prompt leaves what is cached;
+    `auto` is on where forwards can give them. Without it a fork costs one more."""
+
     weights_fingerprint: str = ""
     """Overrides the fingerprint read from the checkpoint files; two servers that
     set the same value declare their weights equal."""
@@ -114,7 +118,7 @@ class QsaConfig:
 
 _DURATIONS = tuple(f.name for f in fields(QsaConfig) if f.name.endswith("_s"))
 _LEAST_TOKENS = {"admission_min_tokens": 0, "host_tokens_per_checkpoint": 1}
-_SWITCHES = tuple(f.name for f in fields(QsaConfig) if f.name.startswith("kernel_"))
+_SWITCHES = tuple(f.name for f in fields(QsaConfig) if isinstance(f.default, Switch))
 _TYPES: dict[str, type] = {
     f.name: str if f.name in _SWITCHES else type(f.default) for f in fields(QsaConfig)
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,9 +19,12 @@ import torch
 from sglang_qsa.boundary import Grid, decode_interval
 from sglang_qsa.hooks import active
 from sglang_qsa.hooks.active import CheckpointRule
+from sglang_qsa.hooks.second import Part, held
 from tests.pools import PAGE_TOKENS, Pools, build_pools
 
 PAGES, SLOTS, CONTEXT_TOKENS = 1024, 48, 24_576
+SLOTS_PER_REQUEST = 3
+"""Its own and two for snapshots."""
 
 
 @contextmanager
@@ -41,6 +44,7 @@ class Forward:
     start: int
     end: int
     depth: int | None
+    second: int | None = None
 
 
 @dataclass(slots=True)
@@ -57,6 +61,8 @@ class Scheduling:
     )
     tree: Any = None
     """The class of the tree, if not upstream's own."""
+    parts: Collection[Part] = tuple(Part)
+    """What a forward fills of a second state."""
     params: Any = field(init=False)
     cache: Any = field(init=False)
     _names: Iterator[int] = field(default_factory=itertools.count)
@@ -90,31 +96,42 @@ class Scheduling:
         depth = 0 if slot is None else int(self._states()[int(slot)])
         return int(match.device_prefix_len), depth
 
-    def prefill(self, tokens: Sequence[int]) -> list[Forward]:
-        """Run one request to its last prompt token, release it, return its forwards."""
-        from sglang.srt.managers.schedule_batch import FINISH_LENGTH
-        from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        *,
+        ends_at_once: bool = False,
+        kept: bool = True,
+        session_id: str | None = None,
+    ) -> list[Forward]:
+        """Run one request to its last prompt token, release it, return its forwards.
 
-        req = self._request(tokens)
-        forwards: list[Forward] = []
+        Args:
+            ends_at_once: its first token is its last, so that it is published once.
+            kept: False for a request that is aborted after its last forward.
+        """
+        running = Running(self, self._request(tokens, session_id))
         for budget in itertools.cycle(self.budgets or (None,)):
-            self._admit(req, budget, first=not forwards)
-            if not forwards:
-                self._allocate(req)
-            req.kv.kv_committed_len = req.kv.kv_allocated_len = req.extend_end
-            forwards.append(self._forward(req))
-            checkpoint_kv_cache(req, self.cache)
-            if req.extend_end == len(tokens):
+            running.forward(budget)
+            if running.is_prefilled:
                 break
-        req.finished_reason = FINISH_LENGTH(0)
-        release_kv_cache(req, self.cache, checkpoint=True)
-        return forwards
+            running.publish()
+        if kept and not ends_at_once:
+            running.publish()
+        running.end(kept=kept)
+        return running.forwards
+
+    def start(self, tokens: Sequence[int]) -> Running:
+        """A request after its first forward, to be published and ended later."""
+        running = Running(self, self._request(tokens))
+        running.forward(None)
+        return running
 
     def evict_states(self) -> None:
         """Take every state that no request holds out of the tree."""
         self.cache.evict_for_alloc(_eviction(mamba_num=SLOTS))
 
-    def _request(self, tokens: Sequence[int]) -> Any:
+    def _request(self, tokens: Sequence[int], session_id: str | None = None) -> Any:
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -123,11 +140,13 @@ class Scheduling:
             origin_input_text="",
             origin_input_ids=array("q", tokens),
             sampling_params=SamplingParams(max_new_tokens=1),
+            session_id=session_id,
         )
         req.init_next_round_input(self.cache)
         return req
 
-    def _admit(self, req: Any, budget: int | None, *, first: bool) -> None:
+    def admit(self, req: Any, budget: int | None, *, first: bool) -> None:
+        """As the scheduler does with one request and endless memory, or `budget`."""
         from sglang.srt.managers.schedule_policy import PrefillAdder
 
         adder = PrefillAdder(
@@ -149,8 +168,11 @@ class Scheduling:
             adder.add_chunked_req(req)
         assert adder.can_run_list == [req]
 
-    def _allocate(self, req: Any) -> None:
-        """The request's slot, and pages for its whole prompt at once."""
+    def allocate(self, req: Any) -> None:
+        """The request's slots, and pages for its whole prompt at once."""
+        short = SLOTS_PER_REQUEST - self.pools.requests.mamba_allocator.available_size()
+        if short > 0:
+            self.cache.evict_for_alloc(_eviction(mamba_num=short))
         self.pools.requests.alloc([req])
         start, end = req.prefix_len, len(req.full_untruncated_fill_ids)
         pages = -(-(end - start) // PAGE_TOKENS)
@@ -162,11 +184,12 @@ class Scheduling:
         table[:start] = self.cache.path_device_indices(req.last_node)
         table[start:end] = rows[: end - start].to(table.dtype)
 
-    def _forward(self, req: Any) -> Forward:
+    def forward(self, req: Any) -> Forward:
         """Plan the snapshot and write what the kernels would, where they would."""
         from sglang.srt.managers.schedule_batch import ScheduleBatch
 
         batch = SimpleNamespace(
+            reqs=[req],
             tree_cache=self.cache,
             req_to_token_pool=self.pools.requests,
             model_config=SimpleNamespace(hf_text_config=SimpleNamespace()),
@@ -181,12 +204,50 @@ class Scheduling:
             depth = req.extend_end if whole == length else req.prefix_len + whole
             slot = req.kv.mamba_ping_pong_track_buffer[entry.track_position]
             self._states()[int(slot)] = depth
-        return Forward(req.prefix_len, req.extend_end, depth)
+        second = held(req)
+        if second is not None:
+            self._states()[int(second.slot)] = second.depth
+            second.filled.update(self.parts)
+        other = None if second is None else second.depth
+        return Forward(req.prefix_len, req.extend_end, depth, other)
 
     def _states(self) -> torch.Tensor:
         """One number per slot, inside the real state pool."""
         temporal: torch.Tensor = self.pools.requests.mamba_pool.mamba_cache.temporal
         return temporal[0].flatten(1)[:, 0]
+
+
+@dataclass(slots=True)
+class Running:
+    """One request on its way through a `Scheduling`."""
+
+    server: Scheduling
+    req: Any
+    forwards: list[Forward] = field(default_factory=list)
+
+    @property
+    def is_prefilled(self) -> bool:
+        return bool(self.req.extend_end == len(self.req.origin_input_ids))
+
+    def forward(self, budget: int | None) -> None:
+        self.server.admit(self.req, budget, first=not self.forwards)
+        if not self.forwards:
+            self.server.allocate(self.req)
+        kv = self.req.kv
+        kv.kv_committed_len = kv.kv_allocated_len = self.req.extend_end
+        self.forwards.append(self.server.forward(self.req))
+
+    def publish(self) -> None:
+        from sglang.srt.mem_cache.common import checkpoint_kv_cache
+
+        checkpoint_kv_cache(self.req, self.server.cache)
+
+    def end(self, *, kept: bool = True) -> None:
+        from sglang.srt.managers.schedule_batch import FINISH_LENGTH
+        from sglang.srt.mem_cache.common import release_kv_cache
+
+        self.req.finished_reason = FINISH_LENGTH(0)
+        release_kv_cache(self.req, self.server.cache, checkpoint=kept)
 
 
 def _eviction(*, num_tokens: int = 0, mamba_num: int = 0) -> Any:

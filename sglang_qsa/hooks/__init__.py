@@ -13,6 +13,13 @@ from sglang_qsa.hooks.publish import PUBLISH
 from sglang_qsa.hooks.retraction import COPY_IN, COPY_OUT, MOVE
 from sglang_qsa.hooks.ring import RING
 from sglang_qsa.hooks.routing import REGISTER_BACKEND, ROUTE_DEFAULT
+from sglang_qsa.hooks.second import FREE_SECOND
+from sglang_qsa.hooks.second_forward import (
+    CARRY,
+    GDN_ROWS,
+    NGRAM_WINDOWS,
+    PLE_WINDOWS,
+)
 from sglang_qsa.hooks.snapshot import SIDE_STATES, SNAPSHOT
 from sglang_qsa.hooks.storage import STORAGE_IDENTITY
 from sglang_qsa.hooks.weights import RETIRE_TIER
@@ -30,6 +37,11 @@ HOOKS: tuple[Hook | Binding, ...] = (
     WHOLE_PAGES,
     TRACK_GRID,
     PUBLISH,
+    FREE_SECOND,
+    CARRY,
+    GDN_ROWS,
+    PLE_WINDOWS,
+    NGRAM_WINDOWS,
     STORAGE_IDENTITY,
     COPY_OUT,
     COPY_IN,

@@ -6,6 +6,7 @@ package calls `require_active` before it relies on any of them.
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -74,6 +75,17 @@ def bind(binding: Binding, value: Any) -> Any:
     path, _, name = binding.target.rpartition(".")
     setattr(pkgutil.resolve_name(path), name, value)
     return original
+
+
+def wrap(binding: Binding, function: Callable[..., Any]) -> None:
+    """Rebind the name to `function`, called with what it stood for before the rest."""
+    original = resolve(binding)
+
+    @functools.wraps(original)
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    bind(binding, bound)
 
 
 def require_active(hooks: Iterable[Hook | Binding]) -> None:

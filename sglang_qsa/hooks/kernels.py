@@ -17,7 +17,7 @@ from typing import Any
 from sglang_qsa.config import Switch, load_config
 from sglang_qsa.errors import QsaError
 from sglang_qsa.geometry import ARCHITECTURE
-from sglang_qsa.hooks.base import Binding, Hook, bind, resolve
+from sglang_qsa.hooks.base import Binding, Hook, bind, wrap
 from sglang_qsa.hooks.launch import refuse
 
 logger = logging.getLogger(__name__)
@@ -56,13 +56,13 @@ def _install_once(gpu_id: int) -> None:
     from sglang_qsa.hooks import qsa_ops
 
     if chosen["topk"]:
-        _wrap(TOPK, qsa_ops.fast_topk)
+        wrap(TOPK, qsa_ops.fast_topk)
         qsa_ops.warm_up(device)
     if chosen["score"]:
-        _wrap(SCORE_ROWS, qsa_ops.forward_of_indexer)
+        wrap(SCORE_ROWS, qsa_ops.forward_of_indexer)
         bind(SCORE, qsa_ops.select_decode_tokens)
     if chosen["sparse_decode"]:
-        _wrap(SPARSE_DECODE, qsa_ops.forward_paged_attention)
+        wrap(SPARSE_DECODE, qsa_ops.forward_paged_attention)
     logger.info(
         "sglang_qsa kernels on %s: %s",
         torch.cuda.get_device_name(device),
@@ -91,16 +91,6 @@ def choose(device: Any) -> dict[str, bool]:
     # The scorer hands its maxima to our selection, not to upstream's.
     chosen["score"] &= chosen["topk"]
     return chosen
-
-
-def _wrap(binding: Binding, function: Any) -> None:
-    original = resolve(binding)
-
-    @functools.wraps(original)
-    def bound(*args: Any, **kwargs: Any) -> Any:
-        return function(original, *args, **kwargs)
-
-    bind(binding, bound)
 
 
 INSTALL = Hook(

@@ -9,6 +9,7 @@ from typing import Any
 from sglang_qsa.boundary import floor, may_publish
 from sglang_qsa.hooks import active
 from sglang_qsa.hooks.base import Hook
+from sglang_qsa.hooks.second import presented_state
 from sglang_qsa.metrics import count
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,12 @@ def guard(original: Callable[..., int | None], component: Any, **call: Any) -> A
     Upstream (sglang 0.5.23) rounds the key down to whole pages and leaves the state.
     The slot of a refused state is freed where upstream frees one that is not needed.
     """
-    depth = original(component, **call)
+    second = presented_state(call["req"])
+    if second is None:
+        depth = original(component, **call)
+    else:
+        # The tree takes this slot; upstream's own stays with the request.
+        call["insert_params"].mamba_value, depth = second.slot, second.depth
     rule = active.rule()
     if rule is None or not depth:
         return depth

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_qsa.boundary import plan
-from sglang_qsa.hooks import active
+from sglang_qsa.hooks import active, second
 from sglang_qsa.hooks.base import Hook
 from sglang_qsa.hooks.chunks import hit_len
 
 
 def snapshot(original: Callable[..., Any], batch: Any, req: Any) -> Any:
-    """Record the best depth that this forward of `req` reaches, or none."""
+    """Record the best depths that this forward of `req` reaches: upstream's one, and
+    one more where the rule asks for two."""
     rule = active.rule()
     if rule is None:
         return original(batch, req)
@@ -29,7 +30,16 @@ def snapshot(original: Callable[..., Any], batch: Any, req: Any) -> Any:
         branch=req.mamba_branching_seqlen,
         hit_len=hit_len(req),
     )
-    return _take(original, batch, req, depths[0]) if depths else _skip(req)
+    second.release(batch.req_to_token_pool, req)
+    if not depths:
+        return _skip(req)
+    best = depths[0]
+    if len(depths) > 1 and second.possible(req):
+        # Published lowest first, as by forwards that end there.
+        best, other = max(depths), min(depths)
+        if not second.reserve(batch, req, other):
+            best = depths[0]
+    return _take(original, batch, req, best)
 
 
 def _take(original: Callable[..., Any], batch: Any, req: Any, depth: int) -> Any:

@@ -14,9 +14,10 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_qsa.config import load_config
 from sglang_qsa.tiers.admission import TierAdmission
+from sglang_qsa.tiers.second import SecondStates
 
 
-class AdmittedRadixCache(UnifiedRadixCache):  # type: ignore[misc]
+class AdmittedRadixCache(SecondStates, UnifiedRadixCache):  # type: ignore[misc]
     """Backs up what the rule keeps, where there is storage to fill.
 
     Host memory alone is filled as upstream (sglang 0.5.23) fills it. With storage, one

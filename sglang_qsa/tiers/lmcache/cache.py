@@ -26,6 +26,7 @@ from sglang_qsa.tiers.lmcache.adapter import QsaKVAdapter
 from sglang_qsa.tiers.lmcache.connector import QsaConnector
 from sglang_qsa.tiers.lmcache.prove import prove
 from sglang_qsa.tiers.lmcache.quarantine import HeldLoad, Quarantine, RetrieveUnsettled
+from sglang_qsa.tiers.second import SecondStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class NamedModel:
     hf_config: Any
 
 
-class QsaLMCacheRadixCache(LMCacheUnifiedRadixCache):  # type: ignore[misc]
+class QsaLMCacheRadixCache(SecondStates, LMCacheUnifiedRadixCache):  # type: ignore[misc]
     """Upstream's LMCache tree cache over every plane, with a breaker around it."""
 
     lmcache_connector: QsaConnector
