@@ -16,7 +16,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from benchmarks import machine
 from benchmarks.boundary_replay import Replay, Totals, _deepest, replay
 from benchmarks.boundary_report import ALL, as_markdown, draw
 from benchmarks.boundary_rules import IDEAL, OURS, STOCK, Ours, Rule, Stock
+from benchmarks.radix_cache.workloads import RAG, make, read_lengths
 from benchmarks.real_shapes import CONFIG
 from benchmarks.traces import MADE_UP, Request, Segment, page_keys, read_trace
 from sglang_qsa.boundary import Grid, anchor, floor, forward_end, may_publish, plan
@@ -110,7 +111,8 @@ def planning_us(seed: int, forwards: int) -> dict[str, float]:
 
 def _measure(options: argparse.Namespace, progress: ProgressLine) -> dict[str, Any]:
     layout = build(read_model_config(CONFIG), ServerFacts(), origin=str(CONFIG))
-    traces = {name: make(options.seed) for name, make in MADE_UP.items()}
+    traces = {name: maker(options.seed) for name, maker in MADE_UP.items()}
+    traces["retrieved passages"] = _retrieved_passages(options.seed)
     if options.trace:
         traces = {path.stem: read_trace(path, options.limit) for path in options.trace}
     results: dict[str, dict[str, Totals]] = {}
@@ -147,6 +149,13 @@ def _measure(options: argparse.Namespace, progress: ProgressLine) -> dict[str, A
         "findable": found,
         "planning_us": cost,
     }
+
+
+def _retrieved_passages(seed: int) -> Iterator[Request]:
+    """The RAG workload of `benchmarks.radix_cache`: prompts part at every depth."""
+    lengths = read_lengths(RAG, (), 1.0)
+    turns = make(lengths, seed=seed, sessions=60, open_sessions=8)
+    return (turn.request for turn in turns)
 
 
 def _row(

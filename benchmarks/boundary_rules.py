@@ -123,13 +123,14 @@ class Ours:
 
 def compared_rules() -> list[Rule]:
     """Ideal, stock and ours; then what single parts of ours are worth."""
+    two, one = Grid(snapshots=2), Grid()
     return [
         Ideal(),
         Stock(),
-        Ours(OURS, Grid()),
-        Ours("ours, never split", Grid(), may_split=False),
-        Ours("ours, two snapshots a forward", Grid(snapshots=2)),
-        Ours("ours without rungs", Grid(rung_distances=())),
-        Ours("ours, decode every 256", Grid(), track_interval=STOCK_TRACK_INTERVAL),
-        Ours("ours, store chunk 256", Grid(store_tokens=256)),
+        Ours(OURS, two),
+        Ours("ours, one state a forward", one),
+        Ours("ours, one state, never split", one, may_split=False),
+        Ours("ours without rungs", Grid(snapshots=2, rung_distances=())),
+        Ours("ours, decode every 256", two, track_interval=STOCK_TRACK_INTERVAL),
+        Ours("ours, store chunk 256", Grid(snapshots=2, store_tokens=256)),
     ]
