@@ -126,13 +126,17 @@ def plan(
 
     Returns:
         At most `grid.snapshots` depths, best first: each in `(prefix_len, end]`, on
-        the tree's grid and within reach of the kernels. Empty where nothing wanted is
-        within reach, as in a forward that starts off the grid.
+        the tree's grid and within reach of the kernels, in different steps of the
+        store grid: what a step holds is not worth a second state. Empty where nothing
+        wanted is within reach, as in a forward that starts off the grid.
     """
     wanted = _wanted(
         grid, prompt_len, branch, prefix_len if hit_len is None else hit_len
     )
-    return tuple(_reached(grid, wanted, prefix_len, end)[: grid.snapshots])
+    by_step: dict[int, int] = {}
+    for depth in _reached(grid, wanted, prefix_len, end):
+        by_step.setdefault(depth // grid.store_grid, depth)
+    return tuple(by_step.values())[: grid.snapshots]
 
 
 def _wanted(

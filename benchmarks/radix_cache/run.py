@@ -11,14 +11,13 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from benchmarks.radix_cache.client import Server, ServerFailed, Streamed
 from benchmarks.radix_cache.samples import Facts, Sample, sources_of
 from benchmarks.radix_cache.tokens import Tokens, reusable
 from benchmarks.radix_cache.workloads import Turn
-from benchmarks.traces import Request, Segment
 
 OnAnswer = Callable[["Side"], None]
 
@@ -39,7 +38,7 @@ class Plan:
     settle_s: float = 1.0
     """Pause before the last look at the counters: backups end after their request."""
     warm_up: int = 0
-    """Turns of which the lengths are sent before, with other tokens."""
+    """Turns that are sent before, with other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +113,15 @@ def _rounds(plan: Plan) -> Iterator[tuple[bool, list[_Numbered]]]:
 
 
 async def _warm_up(plan: Plan, side: Side) -> None:
-    for number, turn in enumerate(plan.turns[: plan.warm_up]):
-        prompt = Segment(f"warm-up/{number}", turn.request.prompt_tokens)
-        request = Request((prompt,), Segment("", turn.request.answer.tokens))
-        ids = plan.tokens.prompt(Turn("warm-up", 0, request), {})
-        await side.server.generate(ids, min(request.answer.tokens, 8))
+    """The first turns as they will be sent, with other tokens; nothing is measured.
+
+    A GPU server compiles kernels for shapes that it meets for the first time, such as
+    those of several prompts at once or of prompts that resume.
+    """
+    others = replace(plan, tokens=plan.tokens.others())
+    turns = [_Numbered(at, 0, 0, turn) for at, turn in enumerate(plan.turns)]
+    thrown_away = Side(side.name, side.server, side.facts)
+    await _serve(others, thrown_away, turns[: plan.warm_up], lambda _: None)
 
 
 async def _serve(

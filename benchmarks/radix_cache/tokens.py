@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from copy import copy
 
 from benchmarks.radix_cache.workloads import Turn
 from benchmarks.traces import Segment, page_keys
@@ -19,9 +20,15 @@ class Tokens:
     """
 
     def __init__(self, seed: int, vocabulary: range) -> None:
-        self._seed = seed
+        self._seed: int | str = seed
         self._vocabulary = list(vocabulary)
         self._made: dict[Segment, list[int]] = {}
+
+    def others(self) -> Tokens:
+        """Other tokens for the same segments, for a run that leaves no trace."""
+        others = copy(self)
+        others._seed, others._made = f"other {self._seed}", {}
+        return others
 
     def prepare(self, turns: Iterable[Turn]) -> None:
         """Make the segments of `turns` now, and forget those of others."""

@@ -90,7 +90,9 @@ def carry(
     """Hand the second states of the batch's requests to its forward."""
     forward_batch = original(cls, batch, runner, **options)
     tracked = forward_batch.mamba_prefill_track_mask_cpu
-    if tracked and batch.forward_mode.is_extend_without_speculative():
+    extends = batch.forward_mode.is_extend_without_speculative()
+    # A draft model sees the same batch, one token on.
+    if tracked and extends and not runner.is_draft_worker:
         second = _rows(batch)
         if second is not None:
             forward_batch.mamba_prefill_track_mask_cpu = _TrackedRows(tracked)
@@ -217,7 +219,7 @@ def fits(runner: Any) -> bool:
     from sglang.srt.model_executor.cuda_graph_config import Backend
     from sglang.srt.runtime_context import get_exec, get_parallel
 
-    execution = get_exec()
+    execution, parallel = get_exec(), get_parallel()
     linear = getattr(runner.attn_backend, "linear_attn_backend", None)
     if not isinstance(linear, GDNAttnBackend):
         return False
@@ -227,7 +229,7 @@ def fits(runner: Any) -> bool:
         and not execution.overlap.enable_two_batch_overlap
         and not execution.mamba.enable_int8_mamba_checkpoint
         and not execution.mamba.enable_mamba_extra_buffer_lazy
-        and get_parallel().attn_cp_size == get_parallel().pp_size == 1
+        and parallel.attn_cp_size == parallel.attn_dp_size == parallel.pp_size == 1
         and not kernel.uses_state_checkpoints
         and not kernel.supports_track_state_snapshot
     )

@@ -19,6 +19,7 @@ class SecondStates:
     """
 
     req_to_token_pool: Any
+    _told = False
 
     def checkpoint(self, req: Any, *, up_to: int, **options: Any) -> None:
         """Publish what `req` has computed, its second state first."""
@@ -34,10 +35,12 @@ class SecondStates:
     def _refuse(self, req: Any, second: SecondState) -> None:
         self.req_to_token_pool.mamba_allocator.free(second.slot)
         count("sglang_qsa_checkpoints_total", result="refused")
-        logger.error(
-            "sglang_qsa: a second state at %d tokens was not filled (request %s): only "
-            "%s; please report it, and set second_state to off",
-            second.depth,
-            req.rid,
-            sorted(part.value for part in second.filled),
-        )
+        if not self._told:
+            self._told = True
+            logger.error(
+                "sglang_qsa: a second state at %d tokens was not filled (request %s): "
+                "found %s; please report it, and set second_state to off",
+                second.depth,
+                req.rid,
+                ", ".join(sorted(part.value for part in second.filled)) or "nothing",
+            )

@@ -115,10 +115,15 @@ def at_once(url: str, prompts: Sequence[list[int]]) -> list[Generation]:
 def test_every_prompt_is_found_in_the_tier_after_a_restart(
     tiny_model: Path, tmp_path: Path, chunk: int
 ) -> None:
-    """On its last chunk boundary below the end; a short one once it was seen again."""
+    """On its last chunk boundary below the end; a short one once it was seen again.
+
+    Where two prompts parted a third one finds the state that the second took there,
+    in one forward with its own.
+    """
     source = random.Random(7)
     lengths = [1024, 1280, *(source.randrange(1025, 3000) for _ in range(8))]
     short, short_seen_again = 700, 768
+    branch = prompt(max(lengths))[: 6 * chunk]
     with LMCacheDaemon(tmp_path, chunk_tokens=chunk) as daemon:
         daemon.wait_ready()
         flags = [*lmcache_flags(daemon), "--max-total-tokens", "65536"]
@@ -133,6 +138,7 @@ def test_every_prompt_is_found_in_the_tier_after_a_restart(
             empty = daemon.stored_objects()
             for length in (*lengths, short, short_seen_again, short_seen_again):
                 generate(server.url, prompt(length), max_new_tokens=1)
+            generate(server.url, branch + prompt(1400), max_new_tokens=1)
             wait_until_stored(daemon, empty, lambda _text: None)
             verdicts = "sglang_qsa_admissions_total"
             assert metric(server.url, f'{verdicts}{{store="lmcache",verdict="sh') == 2

@@ -37,12 +37,15 @@ def batch(mode: ForwardMode = ForwardMode.EXTEND) -> Any:
     )
 
 
-def forward_of(batch: Any, tracked: list[bool] | None = None) -> Any:
+def forward_of(
+    batch: Any, tracked: list[bool] | None = None, *, draft: bool = False
+) -> Any:
     def init_new(_cls: type, _batch: Any, _runner: Any) -> Any:
         mask = [True] * len(PREFIXES) if tracked is None else tracked
         return SimpleNamespace(mamba_prefill_track_mask_cpu=mask)
 
-    return second_forward.carry(init_new, object, batch, None)
+    runner = SimpleNamespace(is_draft_worker=draft)
+    return second_forward.carry(init_new, object, batch, runner)
 
 
 def upstream_h_rows(depths: dict[int, int]) -> list[int]:
@@ -75,6 +78,11 @@ def test_rows_of_a_batch() -> None:
 @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY])
 def test_other_forwards_carry_none(mode: ForwardMode) -> None:
     assert second_forward.carried(forward_of(batch(mode))) is None
+
+
+def test_a_draft_model_carries_none() -> None:
+    """Its tokens are one on, and its pools are not those of the states."""
+    assert second_forward.carried(forward_of(batch(), draft=True)) is None
 
 
 def test_a_forward_from_elsewhere_carries_none() -> None:

@@ -159,3 +159,17 @@ def test_a_trace_is_sent_in_its_order(tmp_path: Path) -> None:
     assert server.prompts[0][:1024] == server.prompts[2][:1024]
     assert summary(tmp_path)["cached_tokens"] == 1024
     assert summary(tmp_path)["answer_tokens"] == 25
+
+
+def test_a_warm_up_sends_the_workload_with_other_tokens(tmp_path: Path) -> None:
+    with FakeServer() as ours, FakeServer() as stock:
+        arguments = ("--warm-up", "7", "--flush", "start")
+        assert run(tmp_path, ours, stock, arguments=arguments) == 0
+    for server, facts in zip((ours, stock), result(tmp_path)["servers"], strict=True):
+        warm, measured = server.prompts[:7], server.prompts[7:]
+        assert server.flushes == [7]
+        assert len(facts["samples"]) == len(measured) == REQUESTS
+        assert sorted(map(len, warm))[0] in set(map(len, measured))
+        assert not set(warm) & set(measured)
+        # Shared beginnings stay shared: what resumes does so in the warm-up too.
+        assert len({prompt[:64] for prompt in warm}) < len(warm)
