@@ -26,6 +26,7 @@ from sglang_qsa.hooks import active
 from sglang_qsa.hooks.active import CheckpointRule
 from sglang_qsa.hooks.chunks import cut_first_chunk
 from sglang_qsa.hooks.publish import guard
+from sglang_qsa.hooks.second import presented, take
 from sglang_qsa.hooks.snapshot import snapshot
 
 REPEATS, BATCH = 2000, 10
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure() -> dict[str, dict[str, float]]:
-    grid = Grid()
+    grid = Grid(snapshots=2)
     measured = {}
     for name, rule in (
         ("without a rule", None),
@@ -79,23 +80,47 @@ def _one_forward(length: int, found: int, branch: int | None) -> Callable[[], No
         extend_end=end,
         full_untruncated_fill_ids=array("q", range(length)),
         mamba_branching_seqlen=branch,
-        kv=SimpleNamespace(mamba_next_track_idx=0),
+        kv=SimpleNamespace(
+            mamba_next_track_idx=0,
+            mamba_last_track_seqlen=0,
+            mamba_prev_track_seqlen=None,
+        ),
+        session=None,
+        session_id=None,
+        skip_radix_cache_insert=False,
+        finished_reason=None,
     )
+    batch = _batch(req)
     adder = SimpleNamespace(new_chunked_req=None, rem_chunk_tokens=8192)
     admission = _PrefillAdmission(found, end - found, 0, end < length, 0)
     call: dict[str, Any] = {
         "req": req,
-        "insert_params": None,
+        "insert_params": SimpleNamespace(),
         "token_ids_len": end,
         "is_finished": False,
     }
 
     def forward() -> None:
         cut_first_chunk(lambda *_args, **_facts: admission, adder, req)
-        snapshot(lambda *_args: None, None, req)
+        snapshot(lambda *_args: None, batch, req)
+        other = take(req)
+        if other is not None:
+            with presented(req, other):
+                guard(lambda *_args, **_call: None, None, **call)
         guard(lambda *_args, **_call: found + 64, None, **call)
 
     return forward
+
+
+def _batch(req: Any) -> Any:
+    """A batch of one request, with slots to spare."""
+    slot = object()
+    allocator = SimpleNamespace(available_size=lambda: 64, alloc=lambda _count: slot)
+    return SimpleNamespace(
+        reqs=[req],
+        req_to_token_pool=SimpleNamespace(mamba_allocator=allocator),
+        tree_cache=SimpleNamespace(mamba_evictable_size=lambda: 0),
+    )
 
 
 def _timed(call: Callable[[], None]) -> dict[str, float]:
