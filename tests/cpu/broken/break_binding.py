@@ -6,11 +6,14 @@ import dataclasses
 import os
 from types import ModuleType
 
+from sglang_qsa.hooks.base import Binding
+
 
 def apply(module: ModuleType) -> None:
-    for name in ("CONNECTOR", "ADAPTER"):
-        binding = getattr(module, name)
-        if binding.target == os.environ["QSA_TEST_BROKEN_TARGET"]:
-            moved = dataclasses.replace(binding)
-            object.__setattr__(moved, "target", f"{binding.target}Moved")
+    for name, binding in list(vars(module).items()):
+        if (
+            isinstance(binding, Binding)
+            and binding.target == os.environ["QSA_TEST_BROKEN_TARGET"]
+        ):
+            moved = dataclasses.replace(binding, target=f"{binding.target}Moved")
             setattr(module, name, moved)

@@ -9,5 +9,6 @@ imports.install(
     {
         "sglang.srt.plugins.hook_registry": "break_hook",
         "sglang_qsa.hooks.lmcache": "break_binding",
+        "sglang_qsa.hooks.second_forward": "break_binding",
     }
 )
