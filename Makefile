@@ -54,7 +54,7 @@ test: setup lint ## checks and tests, all that run without a GPU
 campaign: setup ## the long forms of tests that `make test` runs small
 	@QSA_TEST_STORE_CHUNKS=64,128,256 QSA_TEST_EVERY_HOOK=1 QSA_TEST_STORE_CASES=2400 \
 		QSA_TEST_RESTARTS=1 QSA_TEST_EVERY_MUTATION=1 $(BIN)/python -m pytest \
-		-m "not gpu" tests/cpu/test_checkpoints.py tests/cpu/test_refusals.py \
+		-m "not gpu" tests/cpu/test_coarse_chunks.py tests/cpu/test_refusals.py \
 		tests/cpu/test_mooncake.py tests/cpu/test_linker.py tests/cpu/test_disk.py \
 		tests/cpu/test_mtp.py \
 		tests/tiers/store tests/benchmarks/gsm8k $(PYTEST_ARGS)

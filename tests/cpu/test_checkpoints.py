@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
-import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,22 +12,12 @@ import pytest
 from benchmarks.reuse import BACKEND_FLAGS, sweep, sweep_lengths
 from sglang_qsa.boundary import anchor
 from sglang_qsa.demo.client import Generation, flush_cache, generate
-from sglang_qsa.demo.daemon import PATIENT, LMCacheDaemon
 from sglang_qsa.demo.server import SGLangServer
-from sglang_qsa.demo.story import lmcache_flags, prompt, wait_until_stored
+from sglang_qsa.demo.story import prompt
+from tests.cpu.counters import metric
 
 PAGE = 64
-STORE_CHUNKS = os.environ.get("QSA_TEST_STORE_CHUNKS", "256").split(",")
-"""Each takes two starts of a server; `make campaign` tries them all."""
-
 pytestmark = pytest.mark.server
-
-
-def metric(url: str, name: str) -> float:
-    """Sum of a counter of the server over its labels; 0 if it was never counted."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 # -- the device tree alone ---------------------------------------------------------
@@ -106,51 +94,3 @@ def at_once(url: str, prompts: Sequence[list[int]]) -> list[Generation]:
     for thread in threads:
         thread.join()
     return [answers[at] for at in range(len(prompts))]
-
-
-# -- with a tier of coarse chunks --------------------------------------------------
-
-
-@pytest.mark.parametrize("chunk", map(int, STORE_CHUNKS))
-def test_every_prompt_is_found_in_the_tier_after_a_restart(
-    tiny_model: Path, tmp_path: Path, chunk: int
-) -> None:
-    """On its last chunk boundary below the end; a short one once it was seen again.
-
-    Where two prompts parted a third one finds the state that the second took there,
-    in one forward with its own.
-    """
-    source = random.Random(7)
-    lengths = [1024, 1280, *(source.randrange(1025, 3000) for _ in range(8))]
-    short, short_seen_again = 700, 768
-    branch = prompt(max(lengths))[: 6 * chunk]
-    with LMCacheDaemon(tmp_path, chunk_tokens=chunk) as daemon:
-        daemon.wait_ready()
-        flags = [*lmcache_flags(daemon), "--max-total-tokens", "65536"]
-        server = SGLangServer(
-            tiny_model,
-            tmp_path,
-            flags=[*flags, "--enable-metrics"],
-            environment=PATIENT,
-        )
-        with server:
-            server.wait_ready()
-            empty = daemon.stored_objects()
-            for length in (*lengths, short, short_seen_again, short_seen_again):
-                generate(server.url, prompt(length), max_new_tokens=1)
-            generate(server.url, branch + prompt(1400), max_new_tokens=1)
-            wait_until_stored(daemon, empty, lambda _text: None)
-            verdicts = "sglang_qsa_admissions_total"
-            assert metric(server.url, f'{verdicts}{{store="lmcache",verdict="sh') == 2
-            server.kill9()
-            server.start()
-            server.wait_ready()
-            found = {
-                length: generate(server.url, prompt(length), max_new_tokens=1)
-                for length in (*lengths, short, short_seen_again)
-            }
-    expected = {
-        length: anchor(length, chunk) for length in (*lengths, short_seen_again)
-    }
-    served = {length: answer.storage_tokens for length, answer in found.items()}
-    assert served == expected | {short: 0}
