@@ -132,19 +132,19 @@ def _snapshots(ctx: Any, options: QsaConfig) -> int:
     Raises:
         ConfigError: two were asked for, and this server's forwards cannot give them.
     """
-    runner = ctx.tp_worker.model_runner
     if options.second_state == Switch.OFF:
         return 1
-    if not second_forward.fits(runner):
-        if options.second_state == Switch.AUTO:
-            return 1
+    found = second_forward.obstacle(ctx.tp_worker.model_runner)
+    if found and options.second_state == Switch.AUTO:
+        logger.info("sglang_qsa: a fork costs a forward, because of %s", found)
+        return 1
+    if found:
         raise ConfigError(
             refusal(
-                found="prefill graphs, a divided batch or kernels without inner states",
+                found=found,
                 wanted="forwards that can keep a second state",
                 origin="option second_state",
-                way_out="set it to auto, or serve with --cuda-graph-backend-prefill "
-                "disabled and the Triton kernels for linear attention",
+                way_out="set it to auto, or serve without",
             )
         )
     second_forward.install()

@@ -54,17 +54,15 @@ class SecondState:
         return self.filled == set(Part)
 
 
-def possible(req: Any) -> bool:
-    """Whether the tree would take a second state of this request.
+def reserve(batch: Any, req: Any, depth: int) -> bool:
+    """Give the state at `depth` a slot; False where there is none to spare.
 
-    A session publishes by itself; a barred request not at all.
+    Nor to a session, which publishes by itself, or to a request that is barred from
+    the tree.
     """
     sessions = req.session, req.session_id
-    return sessions == (None, None) and not req.skip_radix_cache_insert
-
-
-def reserve(batch: Any, req: Any, depth: int) -> bool:
-    """Give the state at `depth` a slot; False where there is none to spare."""
+    if sessions != (None, None) or req.skip_radix_cache_insert:
+        return False
     slot = _spare_slot(batch)
     if slot is None:
         return False

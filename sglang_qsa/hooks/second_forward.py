@@ -208,11 +208,11 @@ NGRAM_WINDOWS = Binding(
 )
 
 
-def fits(runner: Any) -> bool:
-    """Whether second states can be had from the forwards of this model runner.
+def obstacle(runner: Any) -> str:
+    """Why the forwards of this model runner cannot give second states; "" if they can.
 
-    Not from graphs, which replay what they were captured with; not where a batch is
-    divided, or where the kernels return one state of each request and not those
+    Graphs replay what they were captured with. A batch that is divided has other rows
+    than the scheduler's. And some kernels return one state of each request, not those
     before every chunk.
     """
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
@@ -222,17 +222,22 @@ def fits(runner: Any) -> bool:
     execution, parallel = get_exec(), get_parallel()
     linear = getattr(runner.attn_backend, "linear_attn_backend", None)
     if not isinstance(linear, GDNAttnBackend):
-        return False
+        return f"linear attention by {type(linear).__name__}"
     kernel = linear.kernel_dispatcher.extend_kernel
-    return (
-        execution.graph.cuda_graph_config.prefill.backend == Backend.DISABLED
-        and not execution.overlap.enable_two_batch_overlap
-        and not execution.mamba.enable_int8_mamba_checkpoint
-        and not execution.mamba.enable_mamba_extra_buffer_lazy
-        and parallel.attn_cp_size == parallel.attn_dp_size == parallel.pp_size == 1
-        and not kernel.uses_state_checkpoints
-        and not kernel.supports_track_state_snapshot
-    )
+    prefill_graphs = execution.graph.cuda_graph_config.prefill.backend
+    found = {
+        f"prefill graphs ({prefill_graphs})": prefill_graphs != Backend.DISABLED,
+        "two-batch overlap": execution.overlap.enable_two_batch_overlap,
+        "int8 checkpoints": execution.mamba.enable_int8_mamba_checkpoint,
+        "lazy snapshot slots": execution.mamba.enable_mamba_extra_buffer_lazy,
+        "context parallel attention": parallel.attn_cp_size > 1,
+        "DP attention": parallel.attn_dp_size > 1,
+        "pipeline parallelism": parallel.pp_size > 1,
+        f"prefill kernel {type(kernel).__name__}": (
+            kernel.uses_state_checkpoints or kernel.supports_track_state_snapshot
+        ),
+    }
+    return next((name for name, is_there in found.items() if is_there), "")
 
 
 @functools.cache

@@ -33,12 +33,10 @@ def snapshot(original: Callable[..., Any], batch: Any, req: Any) -> Any:
     second.release(batch.req_to_token_pool, req)
     if not depths:
         return _skip(req)
-    best = depths[0]
-    if len(depths) > 1 and second.possible(req):
+    best, lowest = depths[0], min(depths)
+    if len(depths) > 1 and second.reserve(batch, req, lowest):
         # Published lowest first, as by forwards that end there.
-        best, other = max(depths), min(depths)
-        if not second.reserve(batch, req, other):
-            best = depths[0]
+        best = max(depths)
     return _take(original, batch, req, best)
 
 

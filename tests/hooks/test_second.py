@@ -141,6 +141,18 @@ def test_an_aborted_request_gives_its_slot_back() -> None:
     assert_no_slot_is_lost(scheduling)
 
 
+def test_a_state_left_unpublished_gives_its_slot_to_the_next_forward() -> None:
+    scheduling = server()
+    scheduling.prefill(FIRST)
+    running = scheduling.start(FORKED)
+    again = scheduling.forward(running.req)
+    assert running.forwards == [again]
+    assert again.second == 3072
+    running.publish()
+    running.end()
+    assert_no_slot_is_lost(scheduling)
+
+
 @pytest.mark.parametrize("slots", [6, 7, 8, 9, 10])
 def test_with_few_slots_the_anchor_comes_first(slots: int) -> None:
     pools = build_pools(pages=PAGES, slots=slots, context_tokens=CONTEXT_TOKENS)
