@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
 from sglang_qsa.boundary import Grid
-from sglang_qsa.hooks.second import Part
+from sglang_qsa.hooks.second import Part, reserve
 from sglang_qsa.tiers.tree import AdmittedRadixCache
 from tests.pools import PAGE_TOKENS, build_pools
 from tests.scheduling import (
@@ -153,7 +154,7 @@ def test_a_state_left_unpublished_gives_its_slot_to_the_next_forward() -> None:
     assert_no_slot_is_lost(scheduling)
 
 
-@pytest.mark.parametrize("slots", [6, 7, 8, 9, 10])
+@pytest.mark.parametrize("slots", [4, 5, 6, 7, 9])
 def test_with_few_slots_the_anchor_comes_first(slots: int) -> None:
     pools = build_pools(pages=PAGES, slots=slots, context_tokens=CONTEXT_TOKENS)
     scheduling = server(pools=pools)
@@ -169,3 +170,10 @@ def test_a_session_keeps_to_one_state() -> None:
     scheduling.prefill(FIRST)
     (forward,) = scheduling.prefill(FORKED, session_id="s")
     assert (forward.depth, forward.second) == (4992, None)
+
+
+def test_a_request_that_the_tree_does_not_take_gets_no_slot() -> None:
+    barred = SimpleNamespace(
+        session=None, session_id=None, skip_radix_cache_insert=True
+    )
+    assert not reserve(SimpleNamespace(), barred, 3072)
